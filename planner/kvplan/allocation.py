@@ -1,0 +1,192 @@
+"""Which tokens take which path: whole blocks per layer and stage, and rounding to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplan.errors import InputError
+from kvplan.paths import REGISTRY
+from kvplan.step import group_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Segment:
+    """A run of tokens ``[begin, end)`` of one layer that takes one path in one stage.
+
+    Stage is None for paths outside the pipeline.
+    """
+
+    begin: int
+    end: int
+    path: str
+    stage: int | None
+
+    @property
+    def tokens(self) -> int:
+        """Length of the run."""
+        return self.end - self.begin
+
+
+Allocation = tuple[tuple[Segment, ...], ...]
+"""Segments of every layer, in token order."""
+
+
+def tokens_by_path(segments: Sequence[Segment]) -> dict[str, int]:
+    """Tokens per path of one layer.
+
+    >>> tokens_by_path([Segment(0, 64, "fetch", 0), Segment(64, 100, "fetch", 1)])
+    {'fetch': 100}
+    """
+    total: dict[str, int] = {}
+    for segment in segments:
+        total[segment.path] = total.get(segment.path, 0) + segment.tokens
+    return total
+
+
+def spread(shares: Mapping[str, float], count: int, carry: dict[str, float]) -> dict[str, int]:
+    """Cut ``count`` into whole parts, remembering what rounding left over for the next call.
+
+    Args:
+        shares: weight of each part.
+        count: what to cut, whole.
+        carry: left over so far, changed in place.
+
+    Returns:
+        Whole parts that add up to ``count``.
+
+    >>> carry = {}
+    >>> [spread({"a": 0.5, "b": 0.5}, 1, carry)["a"] for _ in range(4)]
+    [1, 0, 1, 0]
+    """
+    total = sum(max(s, 0.0) for s in shares.values())
+    if total <= 0:
+        raise InputError("shares", dict(shares), "at least one share above 0")
+    wanted = {
+        name: max(share, 0.0) / total * count + carry.get(name, 0.0)
+        for name, share in shares.items()
+    }
+    parts = {name: max(int(value + 1e-9), 0) for name, value in wanted.items()}
+    excess = sum(parts.values()) - count
+    names = list(shares)
+    for name in sorted(names, key=lambda n: wanted[n] - parts[n]):
+        drop = min(max(excess, 0), parts[name])
+        parts[name] -= drop
+        excess -= drop
+    order = sorted(names, key=lambda n: (-(wanted[n] - parts[n]), names.index(n)))
+    for position in range(-excess):
+        parts[order[position % len(order)]] += 1
+    for name in names:
+        carry[name] = wanted[name] - parts[name]
+    return parts
+
+
+def rounded(
+    tokens: Sequence[int], targets: Sequence[Mapping[str, float]], classes: Sequence[int],
+    axis: str, stages: int, block: int, pattern: str | Sequence[Mapping[str, float]] = "even",
+) -> Allocation:  # fmt: skip
+    """Whole blocks per layer and stage, close to fractional targets.
+
+    What rounding a layer leaves over goes to the next equal layer, so that the mean over layers
+    is the target.
+
+    Args:
+        tokens: tokens each layer caches.
+        targets: for each layer, tokens per path; only their ratios count.
+        classes: class number of each layer.
+        axis: ``token`` or ``layer``.
+        stages: S.
+        block: tokens per block; the last block of a layer may be shorter.
+        pattern: ``even`` gives every stage the same mix, ``grouped`` fills stages path by path,
+            or the tokens per path of each stage.
+
+    Returns:
+        The allocation.
+    """
+    carries: dict[int, dict[str, float]] = {}
+    layers = []
+    for layer, count in enumerate(tokens):
+        blocks = -(-count // block)
+        carry = carries.setdefault(classes[layer], {})
+        wanted = {name: share for name, share in targets[layer].items() if share > 1e-9 * count}
+        parts = spread(wanted, blocks, carry) if blocks else {}
+        staged = {n: k for n, k in parts.items() if k and REGISTRY[n].attends == "stage"}
+        if axis == "token":
+            mixes = _stage_mixes(staged, stages, pattern)
+            numbered = list(enumerate(_by_stage(staged, stages, mixes)))
+        else:
+            numbered = [(group_of(layer, len(tokens), stages), staged)]
+        layers.append(_segments(count, block, numbered, parts))
+    return tuple(layers)
+
+
+def _stage_mixes(
+    staged: Mapping[str, int], stages: int, pattern: str | Sequence[Mapping[str, float]]
+) -> Sequence[Mapping[str, float]]:
+    """Blocks per path that each stage should hold, fractional."""
+    if not isinstance(pattern, str):
+        return [{n: max(mix.get(n, 0.0), 0.0) for n in staged} for mix in pattern]
+    if pattern == "even":
+        return [{n: k / stages for n, k in staged.items()}] * stages
+    size = sum(staged.values()) / stages
+    left = {n: float(k) for n, k in _in_order(staged)}
+    mixes = []
+    for _ in range(stages):
+        room, mix = size, {}
+        for name in left:
+            mix[name] = min(room, left[name])
+            left[name] -= mix[name]
+            room -= mix[name]
+        mixes.append(mix)
+    return mixes
+
+
+def _in_order(staged: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Paths with most work after their copy first, so that it overlaps the copies of the rest."""
+    rank = {"recompute": 0, "recompute_resident": 1}
+    names = list(REGISTRY)
+    return sorted(staged.items(), key=lambda item: (rank.get(item[0], 2), -names.index(item[0])))
+
+
+def _by_stage(
+    staged: Mapping[str, int], stages: int, mixes: Sequence[Mapping[str, float]]
+) -> list[dict[str, int]]:
+    """Whole blocks per path and stage: stages as even as blocks allow, mixes as near as they do."""
+    total = sum(staged.values())
+    left = dict(staged)
+    planned = {n: sum(mix.get(n, 0.0) for mix in mixes) or 1.0 for n in staged}
+    reached = dict.fromkeys(staged, 0.0)
+    result = []
+    for stage in range(stages):
+        room = total // stages + (stage < total % stages)
+        parts = dict.fromkeys(staged, 0)
+        for name in staged:
+            reached[name] += mixes[stage].get(name, 0.0) / planned[name] * staged[name]
+        for _ in range(room):
+            name = max(
+                (n for n in left if left[n] > 0),
+                key=lambda n: reached[n] - (staged[n] - left[n]),
+            )
+            parts[name] += 1
+            left[name] -= 1
+        result.append({n: k for n, k in parts.items() if k})
+    return result
+
+
+def _segments(
+    count: int, block: int, stages: Sequence[tuple[int, Mapping[str, int]]],
+    parts: Mapping[str, int],
+) -> tuple[Segment, ...]:  # fmt: skip
+    """Lay the blocks out in token order: stages, then tokens attended away, then resident."""
+    order: list[tuple[str, int | None, int]] = []
+    for stage, mix in stages:
+        order += [(name, stage, blocks) for name, blocks in _in_order(mix)]
+    for place in ("away", "resident"):
+        order += [(n, None, k) for n, k in parts.items() if REGISTRY[n].attends == place and k]
+    segments, begin = [], 0
+    for name, at, blocks in order:
+        end = min(begin + blocks * block, count)
+        if end > begin:
+            segments.append(Segment(begin, end, name, at))
+        begin = end
+    return tuple(segments)

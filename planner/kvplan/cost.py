@@ -1,0 +1,189 @@
+"""Cost functions: (specs, formats) to curves or seconds. They know no schedule, solver or file.
+
+Each returns a convex `Curve`, so the program can state it and the simulator can evaluate it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvplan.curve import Curve, affine, latest
+from kvplan.dtypes import element_bytes
+from kvplan.hardware import HardwareProfile
+from kvplan.model import LayerSpec, ModelSpec
+
+PROJECT_KERNELS = 3
+"""Norm, fused QKV projection, rotary embedding with append. Assumed, as fused runtimes do."""
+
+FINISH_KERNELS = 7
+"""Merge, output projection, add and norm, MLP up, activation, MLP down, add. Assumed."""
+
+HEAD_KERNELS = 3
+"""Final norm, vocabulary projection, sampling. Assumed."""
+
+ATTEND_KERNELS = 1
+"""One partial attention with log-sum-exp per stage; the merge is counted in finish."""
+
+
+def linear(
+    hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tokens: int
+) -> float:
+    """Seconds of one linear layer over a few tokens: weights are read once.
+
+    Args:
+        hardware: the machine.
+        inputs: input width.
+        outputs: output width.
+        dtype: weight format.
+        tokens: rows of the input.
+    """
+    gpu = hardware.gpu
+    read_s = inputs * outputs * element_bytes(dtype) / gpu.hbm_bytes_per_s
+    return gpu.kernel_s + max(read_s, 2.0 * tokens * inputs * outputs / flop_per_s(hardware, dtype))
+
+
+def flop_per_s(hardware: HardwareProfile, dtype: str) -> float:
+    """Achieved dense matrix rate in a format; fp16 and bf16 stand in for each other."""
+    rates = hardware.gpu.flop_per_s
+    for name in (dtype, "fp16", "bf16"):
+        if name in rates:
+            return rates[name]
+    return max(rates.values())
+
+
+def gemm(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str) -> Curve:
+    """Seconds of one matrix product over many tokens; the curve's volume is tokens.
+
+    Where the profile holds measured products, the one nearest in weight count is scaled by the
+    ratio of weights; never less than reading the weights once.
+    """
+    gpu = hardware.gpu
+    read_s = gpu.kernel_s + inputs * outputs * element_bytes(dtype) / gpu.hbm_bytes_per_s
+    weights = inputs * outputs
+    if not gpu.gemm:
+        work = affine(gpu.kernel_s, 2.0 * weights / flop_per_s(hardware, dtype))
+    else:
+        nearest = min(gpu.gemm, key=lambda g: abs(math.log(g.inputs * g.outputs / weights)))
+        ratio = weights / (nearest.inputs * nearest.outputs)
+        work = Curve(
+            tuple(type(p)(p.fixed_s * ratio, p.s_per_unit * ratio) for p in nearest.seconds.pieces)
+        )
+    return latest(affine(read_s, 0.0), work)
+
+
+def rebuild(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
+    """Seconds to rebuild K and V from activations; the curve's volume is tokens.
+
+    Two projections (4hw FLOP per token, w the K or V width), then RoPE reads and writes K.
+
+    Source: KVPR, arXiv 2411.17089, equations 6-11, for the FLOP.
+    """
+    product = gemm(hardware, layer.hidden, layer.kv_elements, dtype)
+    if not layer.rope:
+        return product
+    k_bytes = layer.kv_heads * layer.head_dim_k * element_bytes(dtype)
+    gpu = hardware.gpu
+    return product.plus(gpu.kernel_s, 2.0 * k_bytes / gpu.hbm_bytes_per_s)
+
+
+def attend(hardware: HardwareProfile) -> Curve:
+    """Seconds of one partial decode attention; the curve's volume is bytes of K and V read."""
+    gpu = hardware.gpu
+    return gpu.attention or affine(gpu.kernel_s, 1.0 / gpu.hbm_bytes_per_s)
+
+
+def dequantise(hardware: HardwareProfile, stored_dtype: str, dtype: str) -> Curve:
+    """Seconds to unpack a block; the curve's volume is bytes written.
+
+    Where the profile has no measured rate: packed bytes read and result written at HBM rate.
+    """
+    gpu = hardware.gpu
+    rate = gpu.dequantise_bytes_per_s.get(stored_dtype)
+    if rate is None:
+        packed = element_bytes(stored_dtype) / element_bytes(dtype)
+        rate = gpu.hbm_bytes_per_s / (1.0 + packed)
+    return affine(gpu.kernel_s, 1.0 / rate)
+
+
+def copy_to_gpu(hardware: HardwareProfile) -> Curve:
+    """Seconds of one host-to-device copy in a queue of copies; the volume is bytes."""
+    return hardware.h2d.copy
+
+
+def copy_to_host(hardware: HardwareProfile) -> Curve:
+    """Seconds of one device-to-host copy; the volume is bytes."""
+    return hardware.d2h.copy
+
+
+def read_disk(hardware: HardwareProfile) -> Curve | None:
+    """Seconds of one disk read; the volume is bytes. None where the machine has no disk."""
+    return hardware.disk.read if hardware.disk else None
+
+
+def attend_host(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve | None:
+    """Seconds of attention on the CPU; the volume is bytes of K and V. None where unknown."""
+    host = hardware.host
+    grouped = layer.query_heads > layer.kv_heads
+    rates = host.attention_gqa_bytes_per_s if grouped else host.attention_bytes_per_s
+    rate = rates.get(dtype)
+    return None if rate is None else affine(host.attention_latency_s, 1.0 / rate)
+
+
+def project_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
+    """Seconds of the norm and the QKV projection of the new token."""
+    outputs = layer.query_heads * layer.head_dim_k + layer.kv_elements
+    extra_s = (PROJECT_KERNELS - 1) * hardware.gpu.kernel_s
+    return extra_s + linear(hardware, layer.hidden, outputs, dtype, sequences)
+
+
+def finish_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
+    """Seconds of the merge, the output projection and the MLP of the new token."""
+    heads = layer.query_heads * layer.head_dim_v
+    up = layer.intermediate * (2 if layer.gated_mlp else 1)
+    return (
+        (FINISH_KERNELS - 3) * hardware.gpu.kernel_s
+        + linear(hardware, heads, layer.hidden, dtype, sequences)
+        + linear(hardware, layer.hidden, up, dtype, sequences)
+        + linear(hardware, layer.intermediate, layer.hidden, dtype, sequences)
+    )
+
+
+def head_s(hardware: HardwareProfile, model: ModelSpec, sequences: int) -> float:
+    """Seconds of the final norm, the vocabulary projection and sampling."""
+    width = max(model.head_params // model.vocab, 1)
+    extra_s = (HEAD_KERNELS - 1) * hardware.gpu.kernel_s
+    return extra_s + linear(hardware, width, model.vocab, model.weight_dtype, sequences)
+
+
+def query_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
+    """Seconds until a query has reached the host: latency plus its few bytes."""
+    size = sequences * layer.query_heads * layer.head_dim_k * element_bytes(dtype)
+    return hardware.d2h.latency_s + size / hardware.d2h.copy.rate()
+
+
+def partial_s(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> float:
+    """Seconds until a partial result (fp32, with its log-sum-exp) has come back from the host."""
+    size = sequences * layer.query_heads * (layer.head_dim_v + 1) * 4
+    return hardware.h2d.latency_s + size / hardware.h2d.copy.rate()
+
+
+def weight_bytes(model: ModelSpec, layer: LayerSpec) -> float:
+    """Bytes of one layer's weights."""
+    return layer.params * element_bytes(model.weight_dtype)
+
+
+def shared_weight_bytes(model: ModelSpec) -> float:
+    """Bytes of embeddings and head, which always stay in HBM."""
+    layers = sum(layer.params for layer in model.layers)
+    return (model.params - layers) * element_bytes(model.weight_dtype)
+
+
+def workspace_bytes(model: ModelSpec, sequences: int) -> float:
+    """Activation workspace of one decode step of a micro-batch: two copies of the widest hidden
+    state and its MLP input, and fp32 logits. Assumed, as an upper bound without fusion.
+    """
+    widest = max(
+        2 * layer.hidden + layer.intermediate * (2 if layer.gated_mlp else 1)
+        for layer in model.layers
+    )
+    return sequences * (2 * widest * element_bytes(model.weight_dtype) + 4 * model.vocab)

@@ -1,0 +1,255 @@
+"""The step graph with its order forgotten: only how much work each resource has.
+
+What follows from the full program by adding up the precedence rows along each resource, and by
+averaging over stages and equal layers, so its optimum is never above the full one's. It is small
+whatever the model, so the search asks it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+
+from kvplan.errors import KvplanError
+from kvplan.program import FEASIBILITY_TOLERANCE, in_proportion
+from kvplan.step import StepGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Fluid:
+    """An optimum of the fluid program.
+
+    Args:
+        step_s: lower bound on the step, seconds.
+        tokens: tokens per sequence of every layer of a class that take each path, or the share
+            of streamed weights under ``stream_weights``; by (class, path).
+        shortfall_bytes: bytes by which each tier had to be widened (see `shortfall`).
+        capacity_s_per_byte: dual of each tier: how much a byte more shortens the step.
+        resource_weight: dual of each resource: how much the step shortens per second less work.
+    """
+
+    step_s: float
+    tokens: dict[tuple[int, str], float]
+    shortfall_bytes: dict[str, float]
+    capacity_s_per_byte: dict[str, float]
+    resource_weight: dict[str, float]
+
+
+def bound(
+    graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
+    quality: Mapping[str, float] | None = None,
+) -> Fluid | None:  # fmt: skip
+    """The least step any plan of this graph can have, or None where nothing fits.
+
+    Args:
+        graph: the step, with every path that may be used in its structure.
+        classes: class number of every layer of the model; equal layers share one.
+        capacity: bytes each tier may hold.
+        quality: most share of all tokens that each inexact path may take.
+    """
+    return _solve(graph, classes, capacity, quality or {}, widen=False)
+
+
+def shortfall(
+    graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
+    quality: Mapping[str, float] | None = None,
+) -> Fluid:  # fmt: skip
+    """Widen tiers by as little as makes a plan possible."""
+    found = _solve(graph, classes, capacity, quality or {}, widen=True)
+    if found is None:
+        raise KvplanError("no plan exists even with unlimited memory")
+    return found
+
+
+_Row = tuple[dict[int, float], float, str]
+"""Terms, upper bound, name."""
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns of the fluid program: one per (class, path), then T, durations, buffers, slack."""
+
+    of: dict[tuple[int, str], int]
+    upper: list[float | None]
+    scale: list[float]
+
+    def add(self, upper: float | None, scale: float) -> int:
+        self.upper.append(upper)
+        self.scale.append(scale)
+        return len(self.scale) - 1
+
+
+def _solve(
+    graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
+    quality: Mapping[str, float], widen: bool,
+) -> Fluid | None:  # fmt: skip
+    columns, column_of, share_of = _columns(graph, classes)
+    rows: list[_Row] = []
+    period = _resource_rows(graph, columns, column_of, share_of, rows)
+    slack = _capacity_rows(graph, columns, column_of, share_of, capacity, widen, rows)
+    equal = _token_rows(graph, classes, columns)
+    for path, share in quality.items():
+        terms: dict[int, float] = {}
+        for index, variable in enumerate(graph.variables):
+            if variable.path == path:
+                terms[column_of[index]] = terms.get(column_of[index], 0.0) + share_of[index]
+        if terms and share < 1:
+            rows.append((terms, share * sum(graph.tokens.values()), f"quality[{path}]"))
+    scale = np.asarray(columns.scale)
+    matrix, bounds, row_scale = _dense(rows, scale)
+    equal_matrix, equal_bounds, _ = _dense(equal, scale)
+    cost = np.zeros(len(scale))
+    for column in slack.values():
+        cost[column] = 1.0
+    if not widen:
+        cost[period] = 1.0
+    result = linprog(
+        cost, A_ub=matrix, b_ub=bounds, A_eq=equal_matrix, b_eq=equal_bounds,
+        bounds=[(0.0, None if u is None else u / s)
+                for u, s in zip(columns.upper, scale, strict=True)],
+        method="highs", options={"primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+                                 "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE},
+    )  # fmt: skip
+    if result.status == 2:
+        return None
+    if result.status != 0:
+        raise KvplanError(f"the solver stopped: {result.message}")
+    values = np.maximum(result.x * scale, 0.0)
+    gain = np.maximum(-result.ineqlin.marginals / row_scale, 0.0)
+    duals = {row[2]: float(g) * columns.scale[period] * graph.cycles
+             for row, g in zip(rows, gain, strict=True)}  # fmt: skip
+    return Fluid(
+        step_s=float(values[period]) * graph.cycles,
+        tokens={key: float(values[column]) for key, column in columns.of.items()},
+        shortfall_bytes={tier: float(values[column]) for tier, column in slack.items()},
+        capacity_s_per_byte={tier: duals[f"capacity[{tier}]"] for tier in capacity},
+        resource_weight={n[9:-1]: d / graph.cycles for n, d in duals.items()
+                         if n.startswith("resource[")},
+    )
+
+
+def _columns(
+    graph: StepGraph, classes: Sequence[int]
+) -> tuple[_Columns, list[int], list[float]]:
+    """One column per (class, path); for each variable its column and its share of it."""
+    columns = _Columns({}, [], [])
+    column_of: list[int] = []
+    members: dict[tuple[int, str, int], int] = {}
+    for variable in graph.variables:
+        key = (classes[variable.layer], variable.path)
+        if key not in columns.of:
+            whole = graph.tokens[variable.layer]
+            most = 1.0 if variable.path == "stream_weights" else float(whole)
+            columns.of[key] = columns.add(most, most)
+        column_of.append(columns.of[key])
+        each = (*key, variable.layer)
+        members[each] = members.get(each, 0) + 1
+    share_of = [
+        1.0 / members[classes[v.layer], v.path, v.layer] for v in graph.variables
+    ]  # fmt: skip
+    return columns, column_of, share_of
+
+
+def _resource_rows(
+    graph: StepGraph, columns: _Columns, column_of: Sequence[int], share_of: Sequence[float],
+    rows: list[_Row],
+) -> int:  # fmt: skip
+    """For each resource: the durations of its operations add up to at most T."""
+    busy: dict[str, tuple[dict[int, float], float]] = {}
+    many: dict[object, tuple[int, int]] = {}
+    pending: list[tuple[str, int, tuple[tuple[float, float], ...], dict[int, float]]] = []
+    for operation in graph.operations:
+        if operation.resource is None:
+            continue
+        terms, constant = busy.setdefault(operation.resource, ({}, 0.0))
+        if not operation.variables:
+            busy[operation.resource] = (terms, constant + operation.curve.seconds(0.0))
+            continue
+        ceiling = max(graph.variables[v].ceiling for v in operation.variables)
+        pieces = [in_proportion(p, ceiling) for p in operation.curve.pieces]
+        volume: dict[int, float] = {}
+        for v in operation.variables:
+            volume[column_of[v]] = volume.get(column_of[v], 0.0) + share_of[v]
+        if len(pieces) == 1:
+            for column, share in volume.items():
+                terms[column] = terms.get(column, 0.0) + pieces[0].s_per_unit * share
+            busy[operation.resource] = (terms, constant + pieces[0].fixed_s)
+            continue
+        key = (operation.resource, id(operation.curve), tuple(sorted(volume.items())))
+        if key not in many:
+            many[key] = (len(pending), 0)
+            flat = tuple((p.fixed_s, p.s_per_unit) for p in pieces)
+            pending.append((operation.resource, 0, flat, volume))
+        position, count = many[key]
+        many[key] = (position, count + 1)
+    counts = {position: count for position, count in many.values()}
+    time_s = max((sum(t.values()) for t, _ in busy.values()), default=1.0) or 1.0
+    total_s = max(constant + sum(s * columns.scale[c] for c, s in terms.items())
+                  for terms, constant in busy.values()) or time_s  # fmt: skip
+    period = columns.add(None, total_s)
+    for position, (resource, _, flat, volume) in enumerate(pending):
+        column = columns.add(None, total_s)
+        terms, constant = busy[resource]
+        terms[column] = terms.get(column, 0.0) + counts[position]
+        for fixed_s, s_per_unit in flat:
+            row = {c: s * s_per_unit for c, s in volume.items()}
+            rows.append(({**row, column: -1.0}, -fixed_s, "duration"))
+    for resource, (terms, constant) in busy.items():
+        rows.append(({**terms, period: -1.0}, -constant, f"resource[{resource}]"))
+    return period
+
+
+def _capacity_rows(
+    graph: StepGraph, columns: _Columns, column_of: Sequence[int], share_of: Sequence[float],
+    capacity: Mapping[str, float], widen: bool, rows: list[_Row],
+) -> dict[str, int]:  # fmt: skip
+    """For each tier: constant, stored and buffers (at their mean tenant) fit."""
+    slack = {}
+    for tier, limit in capacity.items():
+        terms: dict[int, float] = {}
+        for index, variable in enumerate(graph.variables):
+            size = variable.stored.get(tier, 0.0) * share_of[index]
+            if size:
+                terms[column_of[index]] = terms.get(column_of[index], 0.0) + size
+        for buffer in graph.buffers:
+            if tier not in buffer.tiers:
+                continue
+            each = buffer.count / len(buffer.tenants)
+            for tenant in buffer.tenants:
+                for v, size in tenant.items():
+                    held = size * share_of[v] * each
+                    terms[column_of[v]] = terms.get(column_of[v], 0.0) + held
+        if widen:
+            slack[tier] = columns.add(None, max(limit, 1.0))
+            terms[slack[tier]] = -1.0
+        rows.append((terms, limit - graph.constant_bytes.get(tier, 0.0), f"capacity[{tier}]"))
+    return slack
+
+
+def _token_rows(
+    graph: StepGraph, classes: Sequence[int], columns: _Columns
+) -> list[_Row]:
+    """For each class: the tokens of its paths add up to the tokens a layer caches."""
+    tokens = {classes[layer]: float(count) for layer, count in graph.tokens.items()}
+    return [
+        ({c: 1.0 for (of, path), c in columns.of.items()
+          if of == each and path != "stream_weights"}, count, f"tokens[{each}]")
+        for each, count in tokens.items()
+    ]  # fmt: skip
+
+
+def _dense(
+    rows: Sequence[_Row], scale: np.ndarray  # type: ignore[type-arg]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Dense scaled matrix: columns by their scale, rows by their largest entry."""
+    matrix = np.zeros((len(rows), len(scale)))
+    for number, (terms, _, _) in enumerate(rows):
+        for column, value in terms.items():
+            matrix[number, column] = value * scale[column]
+    largest = np.abs(matrix).max(axis=1, initial=0.0)
+    largest[largest == 0.0] = 1.0
+    bounds = np.array([limit for _, limit, _ in rows]) / largest
+    return matrix / largest[:, None], bounds, largest

@@ -1,0 +1,166 @@
+"""Hardware files: TOML to `HardwareProfile`. Units are converted here, once.
+
+The format is described in ``hwprofiles/README.md``. Every number is a table with its value, unit
+and provenance; key sets are exact, so that a typing error cannot pass unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from typing import Any
+
+from kvplan.errors import InputError
+from kvplan.hardware import DTYPES, KINDS, Disk, GemmCurve, Gpu, HardwareProfile, Host, Link
+from kvplan.hardware_table import FLOP, RATE, SHARE, TIME, TOKENS, Table
+
+SCHEMA = 1
+"""Version of the file format."""
+
+_MAX_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+
+
+def read_hardware_file(path: str | os.PathLike[str]) -> HardwareProfile:
+    """Read one hardware file.
+
+    Args:
+        path: a TOML file in the format of ``hwprofiles/README.md``.
+
+    Returns:
+        The profile, in SI units.
+
+    Raises:
+        InputError: the file cannot be read, is no TOML, or a key in it is unknown, missing or
+            out of range; one line that names the file and the key path.
+    """
+    file = os.fspath(path)
+    try:
+        with open(file, "rb") as stream:
+            content = stream.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(file, "file", f"a TOML file that can be read ({reason})") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise InputError(file, "file", f"at most {_MAX_FILE_BYTES} bytes")
+    try:
+        return parse_hardware(content.decode("utf-8"), file)
+    except UnicodeDecodeError as error:
+        raise InputError(file, "content", f"text in UTF-8 (byte {error.start} is not)") from None
+
+
+def parse_hardware(text: str, file: str = "hardware") -> HardwareProfile:
+    """Read the text of a hardware file; ``file`` names it in errors.
+
+    Raises:
+        InputError: as `read_hardware_file`.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(file, "content", f"valid TOML ({error})") from None
+    return from_document(document, file)
+
+
+def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareProfile:
+    """Read the parsed content of a hardware file; ``file`` names it in errors.
+
+    Raises:
+        InputError: as `read_hardware_file`.
+    """
+    top = Table(file, "", document, {}, {})
+    if "schema" in document and repr(document["schema"]) != str(SCHEMA):
+        raise top.error("schema", document["schema"], f"{SCHEMA}, the known format")
+    top.keys("schema name title kind date gpu h2d d2h host", "aliases disk")
+    name = top.text("name")
+    if not _NAME.fullmatch(name):
+        raise top.error("name", name, "lower-case letters, digits, '.' and '-'")
+    disk = top.table("disk", "read capacity") if "disk" in document else None
+    fields: dict[str, Any] = {
+        "name": name,
+        "title": top.text("title"),
+        "aliases": tuple(top.texts("aliases")),
+        "kind": top.choice("kind", KINDS),
+        "gpu": _gpu(top),
+        "h2d": _link(top, "h2d"),
+        "d2h": _link(top, "d2h"),
+        "host": _host(top),
+        "disk": disk and disk.build(
+            Disk, read=disk.curve("read"), capacity_bytes=disk.size("capacity")
+        ),
+        "date": top.date("date"),
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return top.build(
+        HardwareProfile, **fields, provenance=top.provenance, residuals=top.residuals, digest=digest
+    )
+
+
+def _gpu(top: Table) -> Gpu:
+    gpu = top.table(
+        "gpu",
+        "name memory hbm_bandwidth flop kernel launch",
+        "hbm_efficiency gemm attention graph_launch dequantise_bandwidth",
+    )
+    nominal = gpu.number("hbm_bandwidth", RATE)
+    kind = gpu.provenance["gpu.hbm_bandwidth"].kind
+    if kind == "datasheet" and "hbm_efficiency" not in gpu.raw:
+        raise gpu.error("hbm_efficiency", None, "needed beside a bandwidth from a datasheet")
+    if kind == "measured" and "hbm_efficiency" in gpu.raw:
+        raise gpu.error("hbm_efficiency", "given", "left out: a measured bandwidth is usable as is")
+    return gpu.build(
+        Gpu,
+        name=gpu.text("name"),
+        memory_bytes=gpu.size("memory"),
+        hbm_bytes_per_s=nominal * (gpu.optional("hbm_efficiency", SHARE) or 1.0),
+        flop_per_s=gpu.per_dtype("flop", FLOP),
+        gemm=_gemm(gpu),
+        attention=gpu.curve("attention") if "attention" in gpu.raw else None,
+        kernel_s=gpu.number("kernel", TIME),
+        launch_s=gpu.number("launch", TIME),
+        graph_launch_s=gpu.optional("graph_launch", TIME),
+        dequantise_bytes_per_s=gpu.per_dtype("dequantise_bandwidth", RATE),
+    )
+
+
+def _gemm(gpu: Table) -> tuple[GemmCurve, ...]:
+    rows = gpu.raw.get("gemm", [])
+    if not isinstance(rows, list):
+        raise gpu.error("gemm", rows, "a list of tables, [[gpu.gemm]]")
+    curves = []
+    for index, raw in enumerate(rows):
+        row = gpu.inner(f"gemm.{index}", raw, "inputs outputs dtype time")
+        shape = {key: row.whole(key) for key in ("inputs", "outputs")}
+        dtype = row.choice("dtype", DTYPES)
+        time = row.table("time", "points kind source", "note date")
+        curves.append(row.build(GemmCurve, **shape, dtype=dtype, seconds=time.points(TOKENS)))
+    return tuple(curves)
+
+
+def _link(top: Table, key: str) -> Link:
+    link = top.table(key, "raw_bandwidth copy latency", "duplex_bandwidth pageable_bandwidth")
+    return link.build(
+        Link,
+        raw_bytes_per_s=link.number("raw_bandwidth", RATE),
+        copy=link.curve("copy"),
+        latency_s=link.number("latency", TIME),
+        duplex_bytes_per_s=link.optional("duplex_bandwidth", RATE),
+        pageable_bytes_per_s=link.optional("pageable_bandwidth", RATE),
+    )
+
+
+def _host(top: Table) -> Host:
+    host = top.table(
+        "host", "dram attention_latency", "pinned attention_bandwidth attention_gqa_bandwidth"
+    )
+    return host.build(
+        Host,
+        dram_bytes=host.size("dram"),
+        pinned_bytes=host.size("pinned") if "pinned" in host.raw else None,
+        attention_bytes_per_s=host.per_dtype("attention_bandwidth", RATE),
+        attention_gqa_bytes_per_s=host.per_dtype("attention_gqa_bandwidth", RATE),
+        attention_latency_s=host.number("attention_latency", TIME),
+    )

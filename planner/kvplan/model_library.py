@@ -1,0 +1,110 @@
+"""The models that come with kvplan, by name, and any other by its file."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from kvplan.datafiles import data_dir
+from kvplan.errors import InputError
+from kvplan.hf_config import read_config, read_json
+from kvplan.model import ModelSpec
+from kvplan.names import resolve
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of ``models/``.
+
+    Args:
+        name: canonical name, as on the Hugging Face hub.
+        aliases: other names for the same shape.
+        grade: V, P, D or R: how well the configuration is known (see models/README.md).
+        source: where the configuration comes from.
+        config: the ``config.json``.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    grade: Literal["V", "P", "D", "R"]
+    source: str
+    config: dict[str, object]
+
+
+class _Indexed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    file: str
+    aliases: tuple[str, ...] = ()
+
+
+@cache
+def _index() -> dict[str, _Indexed]:
+    content = (data_dir("models") / "index.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[str, _Indexed])
+
+
+def model_names() -> tuple[str, ...]:
+    """Canonical names of the built-in models, in alphabetical order.
+
+    >>> "meta-llama/Llama-2-7b-hf" in model_names()
+    True
+    """
+    return tuple(sorted(_index()))
+
+
+def model_file(name: str) -> ModelFile:
+    """The file of a built-in model: its configuration, aliases, grade and source.
+
+    Args:
+        name: a name, forgiving (see ``kvplan.names.resolve``).
+
+    Raises:
+        InputError: no such model, or several.
+
+    >>> model_file("llama-7b").name
+    'huggyllama/llama-7b'
+    """
+    index = _index()
+    entries = {canonical: indexed.aliases for canonical, indexed in index.items()}
+    entry = index[resolve(name, entries, "model")]
+    return _typed(read_json(data_dir("models") / entry.file), entry.file)
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """Read a built-in model by name, or any model by its file.
+
+    Args:
+        name_or_path: a name such as ``llama-2-7b``; or a path to a ``config.json``, to a folder
+            that holds one, or to a file in the format of ``models/``.
+
+    Raises:
+        InputError: no such name or file, or a configuration that cannot be used.
+
+    >>> load_model("Qwen/Qwen3-8B").layers[0].kv_bytes(2)
+    4096
+    """
+    if not isinstance(name_or_path, str) or not name_or_path.strip():
+        raise InputError("model", name_or_path, "a model name or a path to a config.json")
+    if not _is_path(name_or_path):
+        file = model_file(name_or_path)
+    else:
+        content = read_json(name_or_path)
+        if "config" not in content or "model_type" in content:
+            return read_config(content, name=name_or_path, source=f"file {name_or_path}")
+        file = _typed(content, name_or_path)
+    return read_config(file.config, name=file.name, source=f"{file.source} (grade {file.grade})")
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is a path; a folder without ``config.json`` does not hide a name."""
+    if text.endswith(".json") or text.startswith((".", "/")) or os.path.isfile(text):
+        return True
+    return os.path.isfile(os.path.join(text, "config.json"))
+
+
+def _typed(content: dict[str, object], where: str) -> ModelFile:
+    try:
+        return msgspec.convert(content, type=ModelFile)
+    except msgspec.ValidationError as error:
+        raise InputError(where, "content", f"the format of models/README.md ({error})") from None

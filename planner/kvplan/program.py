@@ -1,0 +1,340 @@
+"""The linear program: a step graph with symbolic durations, period T minimised.
+
+Reads as: every token has a path, stages are even, operations follow each other, buffers hold
+their largest tenant, tiers hold what is stored. FORMULATION.md has the equations; every row here
+is named after the function that states it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csr_matrix
+
+from kvplan.curve import Piece
+from kvplan.errors import KvplanError
+from kvplan.step import StepGraph
+
+FEASIBILITY_TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``sum(coefficient * column) <= bound`` (or ``==``)."""
+
+    name: str
+    terms: Mapping[int, float]
+    bound: float
+    equal: bool = False
+
+
+@dataclass(slots=True)
+class Program:
+    """Columns and rows in SI units: seconds, tokens, shares, bytes.
+
+    Column order: the graph's variables, then start times, period, durations, buffer sizes.
+    """
+
+    graph: StepGraph
+    columns: list[str] = field(default_factory=list)
+    upper: list[float | None] = field(default_factory=list)
+    scale: list[float] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    period: int = -1
+    start: int = -1
+
+    def column(self, name: str, upper: float | None, scale: float) -> int:
+        """Add a column that is zero or more."""
+        self.columns.append(name)
+        self.upper.append(upper)
+        self.scale.append(scale)
+        return len(self.columns) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An optimum.
+
+    Args:
+        step_s: seconds of one decode step (period times cycles).
+        values: value of every variable of the graph.
+        start_s: start of every operation.
+        capacity_s_per_byte: how much a byte more of each tier shortens the step.
+        weight_s: for every operation, how much a step shortens per second its duration shrinks.
+    """
+
+    step_s: float
+    values: tuple[float, ...]
+    start_s: tuple[float, ...]
+    capacity_s_per_byte: dict[str, float]
+    weight: tuple[float, ...]
+
+
+def state(
+    graph: StepGraph, capacity: Mapping[str, float], *, quality: Mapping[str, float] | None = None,
+    relaxed: bool = False, block: int = 0,
+) -> Program:  # fmt: skip
+    """State the program of a step graph.
+
+    Args:
+        graph: the step.
+        capacity: bytes each tier may hold; a tier that is missing has no limit.
+        quality: most share of all tokens that each inexact path may take.
+        relaxed: charge the fixed part of an operation in proportion to its volume over the most
+            it can be. Never more than the true cost, so the optimum bounds every plan, also one
+            that leaves the operation out.
+        block: tokens by which a stage may differ from the mean of its layer.
+
+    Returns:
+        The program, not yet solved.
+    """
+    program = Program(graph)
+    time_s = _time_scale(graph)
+    for index, variable in enumerate(graph.variables):
+        name = f"n[{variable.layer},{variable.stage},{variable.path}]"
+        program.column(name, variable.ceiling, max(variable.ceiling, 1e-9))
+        assert index == len(program.columns) - 1
+    program.start = len(program.columns)
+    for index, operation in enumerate(graph.operations):
+        program.column(f"start[{index},{operation.operation}]", None, time_s)
+    program.period = program.column("T", None, time_s)
+    durations = define_duration(program, relaxed, time_s)
+    define_precedence(program, durations)
+    define_tokens(program)
+    define_even_stages(program, block)
+    buffers = define_buffer(program)
+    define_capacity(program, capacity, buffers)
+    define_quality(program, quality or {})
+    return program
+
+
+def _time_scale(graph: StepGraph) -> float:
+    """A time near the period, so that solver tolerances are relative."""
+    busy: dict[str | None, float] = {}
+    for operation in graph.operations:
+        share = [graph.variables[v].ceiling / 2 for v in operation.variables]
+        seconds = operation.curve.seconds(sum(share))
+        busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
+    return max(max(busy.values()), 1e-12)
+
+
+Affine = tuple[dict[int, float], float]
+"""Terms over columns, and a constant."""
+
+
+def define_duration(program: Program, relaxed: bool, time_s: float) -> list[Affine]:
+    """For each operation: d >= fixed + slope * sum(n), one row per piece of its curve.
+
+    A curve of one piece is put straight into the precedence rows.
+    """
+    durations: list[Affine] = []
+    for index, operation in enumerate(program.graph.operations):
+        pieces = list(operation.curve.pieces)
+        if not operation.variables:
+            durations.append(({}, operation.curve.seconds(0.0)))
+            continue
+        if relaxed:
+            ceiling = max(program.graph.variables[v].ceiling for v in operation.variables)
+            pieces = [in_proportion(piece, ceiling) for piece in pieces]
+        if len(pieces) == 1:
+            slope = pieces[0].s_per_unit
+            durations.append((dict.fromkeys(operation.variables, slope), pieces[0].fixed_s))
+            continue
+        column = program.column(f"d[{index},{operation.operation}]", None, time_s)
+        for number, piece in enumerate(pieces):
+            terms = {column: -1.0}
+            for variable in operation.variables:
+                terms[variable] = terms.get(variable, 0.0) + piece.s_per_unit
+            program.rows.append(Row(f"duration[{index},{number}]", terms, -piece.fixed_s))
+        durations.append(({column: 1.0}, 0.0))
+    return durations
+
+
+def in_proportion(piece: Piece, ceiling: float) -> Piece:
+    """The piece with its fixed part charged per unit, full at the ceiling.
+
+    >>> in_proportion(Piece(2.0, 1.0), 4.0)
+    Piece(fixed_s=0.0, s_per_unit=1.5)
+    """
+    if piece.fixed_s <= 0:
+        return piece
+    return Piece(0.0, piece.s_per_unit + piece.fixed_s / ceiling)
+
+
+def define_precedence(program: Program, durations: Sequence[Affine]) -> None:
+    """For each edge (a, lag) of b: start[a] + d[a] - lag * T <= start[b]."""
+    start, period = program.start, program.period
+    for index, operation in enumerate(program.graph.operations):
+        for before, lag in operation.after:
+            terms, constant = durations[before]
+            row = dict(terms)
+            if before != index:
+                row[start + before] = row.get(start + before, 0.0) + 1.0
+                row[start + index] = row.get(start + index, 0.0) - 1.0
+            if lag:
+                row[period] = row.get(period, 0.0) - float(lag)
+            program.rows.append(Row(f"precedence[{before},{index},{lag}]", row, -constant))
+
+
+def define_tokens(program: Program) -> None:
+    """For each layer: the tokens of all its paths add up to the tokens it caches."""
+    for layer, tokens in program.graph.tokens.items():
+        terms = {
+            i: 1.0 for i, v in enumerate(program.graph.variables)
+            if v.layer == layer and v.path != "stream_weights"
+        }  # fmt: skip
+        program.rows.append(Row(f"tokens[{layer}]", terms, float(tokens), equal=True))
+
+
+def define_even_stages(program: Program, block: int) -> None:
+    """On the token axis, for each stage: its tokens are within a block of its layer's mean."""
+    graph = program.graph
+    if graph.schedule.axis != "token" or graph.schedule.stages == 1:
+        return
+    stages: dict[int, dict[int, list[int]]] = {}
+    for index, variable in enumerate(graph.variables):
+        if variable.stage is not None:
+            stages.setdefault(variable.layer, {}).setdefault(variable.stage, []).append(index)
+    for layer, members in stages.items():
+        mean = {i: 1.0 / graph.schedule.stages for own in members.values() for i in own}
+        for stage, own in members.items():
+            above = {i: (1.0 if i in own else 0.0) - m for i, m in mean.items()}
+            below = {i: -a for i, a in above.items()}
+            program.rows.append(Row(f"even_stages[{layer},{stage},above]", above, float(block)))
+            program.rows.append(Row(f"even_stages[{layer},{stage},below]", below, float(block)))
+
+
+def define_buffer(program: Program) -> list[int]:
+    """For each buffer and tenant: size >= bytes of the tenant. Returns the size columns."""
+    columns = []
+    for number, buffer in enumerate(program.graph.buffers):
+        largest = max(
+            sum(b * program.graph.variables[v].ceiling for v, b in t.items())
+            for t in buffer.tenants
+        )  # fmt: skip
+        column = program.column(f"buffer[{number}]", None, max(largest, 1.0))
+        for position, tenant in enumerate(buffer.tenants):
+            terms = {column: -1.0, **tenant}
+            program.rows.append(Row(f"buffer[{number},{position}]", terms, 0.0))
+        columns.append(column)
+    return columns
+
+
+def define_capacity(
+    program: Program, capacity: Mapping[str, float], buffers: Sequence[int]
+) -> None:
+    """For each tier with a limit: constant + stored + buffers <= capacity."""
+    graph = program.graph
+    for tier, limit in capacity.items():
+        terms: dict[int, float] = {}
+        for index, variable in enumerate(graph.variables):
+            if variable.stored.get(tier):
+                terms[index] = variable.stored[tier]
+        for column, buffer in zip(buffers, graph.buffers, strict=True):
+            if tier in buffer.tiers:
+                terms[column] = terms.get(column, 0.0) + float(buffer.count)
+        bound = limit - graph.constant_bytes.get(tier, 0.0)
+        program.rows.append(Row(f"capacity[{tier}]", terms, bound))
+
+
+def define_quality(program: Program, quality: Mapping[str, float]) -> None:
+    """For each inexact path: its tokens are at most its share of all tokens."""
+    graph = program.graph
+    total = sum(graph.tokens.values())
+    for path, share in quality.items():
+        terms = {i: 1.0 for i, v in enumerate(graph.variables) if v.path == path}
+        if terms and share < 1:
+            program.rows.append(Row(f"quality[{path}]", terms, share * total))
+
+
+def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | None:
+    """Solve with HiGHS.
+
+    Args:
+        program: what `state` returned.
+        fixed: values to hold every variable of the graph at; None leaves them free.
+
+    Returns:
+        The optimum, or None where no allocation is feasible.
+    """
+    scale = np.asarray(program.scale)
+    matrix, bounds, equal_matrix, equal_bounds, row_scale = _matrices(program, scale)
+    count = len(program.graph.variables)
+    limits = [(0.0, None if u is None else u / s)
+              for u, s in zip(program.upper, scale, strict=True)]  # fmt: skip
+    if fixed is not None:
+        limits[:count] = [(v / s, v / s) for v, s in zip(fixed, scale, strict=False)]
+    cost = np.zeros(len(scale))
+    cost[program.period] = 1.0
+    result = linprog(
+        cost, A_ub=matrix, b_ub=bounds, A_eq=equal_matrix, b_eq=equal_bounds, bounds=limits,
+        method="highs", options={"primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+                                 "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE},
+    )  # fmt: skip
+    if result.status == 2:
+        return None
+    if result.status != 0:
+        raise KvplanError(f"the solver stopped: {result.message}")
+    values = result.x * scale
+    return Solution(
+        step_s=float(values[program.period]) * program.graph.cycles,
+        values=tuple(float(v) for v in values[:count]),
+        start_s=tuple(
+            float(v) for v in values[program.start : program.start + len(program.graph.operations)]
+        ),
+        **_duals(program, result.ineqlin.marginals, row_scale),
+    )
+
+
+def _matrices(program: Program, scale: np.ndarray) -> tuple[csr_matrix, np.ndarray, csr_matrix | None, np.ndarray | None, np.ndarray]:  # type: ignore[type-arg]  # noqa: E501
+    """Scaled sparse matrices: columns by their scale, each row by its largest entry."""
+    parts: dict[bool, tuple[list[int], list[int], list[float], list[float]]] = {
+        False: ([], [], [], []), True: ([], [], [], []),
+    }  # fmt: skip
+    scales = []
+    for row in program.rows:
+        rows, columns, data, bounds = parts[row.equal]
+        scaled = [(c, v * scale[c]) for c, v in row.terms.items() if v]
+        largest = max((abs(v) for _, v in scaled), default=1.0)
+        number = len(bounds)
+        for column, value in scaled:
+            rows.append(number)
+            columns.append(column)
+            data.append(value / largest)
+        bounds.append(row.bound / largest)
+        if not row.equal:
+            scales.append(largest)
+    built = []
+    for equal in (False, True):
+        rows, columns, data, bounds = parts[equal]
+        shape = (len(bounds), len(scale))
+        built.append(csr_matrix((data, (rows, columns)), shape=shape) if bounds else None)
+        built.append(np.asarray(bounds) if bounds else None)
+    return built[0], built[1], built[2], built[3], np.asarray(scales)
+
+
+def _duals(program: Program, marginals: np.ndarray, row_scale: np.ndarray) -> dict[str, object]:  # type: ignore[type-arg]  # noqa: E501
+    """Marginals back in seconds per byte, and the weight of every operation's duration.
+
+    A relaxed row or a shorter duration by one unit changes the scaled optimum by the marginal;
+    T is measured in the period's scale.
+    """
+    time_s = program.scale[program.period]
+    per_unit = -marginals / row_scale * time_s * program.graph.cycles
+    capacity: dict[str, float] = {}
+    weight = [0.0] * len(program.graph.operations)
+    number = 0
+    for row in program.rows:
+        if row.equal:
+            continue
+        dual = max(float(per_unit[number]), 0.0)
+        number += 1
+        kind, _, rest = row.name.partition("[")
+        if kind == "capacity":
+            capacity[rest[:-1]] = dual
+        elif kind == "precedence":
+            weight[int(rest.split(",")[0])] += dual
+    return {"capacity_s_per_byte": capacity, "weight": tuple(weight)}

@@ -1,0 +1,150 @@
+"""One question to the planner: a model, a machine, a workload, budgets and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from kvplan.dtypes import QUANTISED_DTYPES
+from kvplan.errors import InputError
+from kvplan.hardware import HardwareProfile
+from kvplan.model import LayerSpec, ModelSpec
+from kvplan.paths import REGISTRY, Path, find, undominated
+from kvplan.schedule import AXES, BOUNDARIES, MODES, QUEUE_DEPTHS, STAGES
+from kvplan.workload import Budgets, Workload
+
+WEIGHTS = ("auto", "resident", "streamed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the search may choose from.
+
+    Args:
+        paths: names of the paths that may be used; None takes every exact one the machine's
+            profile has grounds for (attention on the host only where it was measured, disk only
+            with a disk budget) and the formats in ``allow``.
+        allow: inexact formats, and the most share of all tokens each may take.
+        axes: stage axes to try.
+        stages: stage counts to try.
+        queue_depths: queue depths to try.
+        boundary: see `Schedule`.
+        mode: see `Schedule`.
+        weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
+    """
+
+    paths: tuple[str, ...] | None = None
+    allow: Mapping[str, float] = field(default_factory=dict)
+    axes: tuple[str, ...] = AXES
+    stages: tuple[int, ...] = tuple(STAGES)
+    queue_depths: tuple[int, ...] = tuple(QUEUE_DEPTHS)
+    boundary: str = "overlap"
+    mode: str = "graph"
+    weights: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if self.paths is not None:
+            find(self.paths)
+        for name, share in self.allow.items():
+            if name not in QUANTISED_DTYPES:
+                raise InputError("allow", name, f"some of {', '.join(QUANTISED_DTYPES)}")
+            if not 0 < share <= 1:
+                raise InputError(f"allow {name}", share, "a share above 0 and at most 1")
+        known = {"boundary": BOUNDARIES, "mode": MODES, "weights": WEIGHTS}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
+                raise InputError(name, getattr(self, name), " or ".join(words))
+        for name in ("axes", "stages", "queue_depths"):
+            if not getattr(self, name):
+                raise InputError(name, getattr(self, name), "at least one")
+        for axis in self.axes:
+            if axis not in AXES:
+                raise InputError("axis", axis, " or ".join(AXES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A model on a machine with a workload: everything a plan depends on."""
+
+    model: ModelSpec
+    hardware: HardwareProfile
+    workload: Workload
+    budgets: Budgets = field(default_factory=Budgets)
+    options: Options = field(default_factory=Options)
+
+    @cached_property
+    def capacity(self) -> dict[str, float]:
+        """Bytes each tier may hold."""
+        budgets, hardware = self.budgets, self.hardware
+        hbm = hardware.gpu.memory_bytes * budgets.utilisation
+        if budgets.hbm_bytes is not None:
+            hbm = min(hbm, budgets.hbm_bytes)
+        dram = budgets.dram_bytes if budgets.dram_bytes is not None else hardware.host.dram_bytes
+        pinned = [dram]
+        pinned += [b for b in (budgets.pinned_bytes, hardware.host.pinned_bytes) if b is not None]
+        disk = budgets.disk_bytes if hardware.disk else 0
+        return {
+            "hbm": float(max(hbm - budgets.reserve_bytes, 0.0)),
+            "dram": float(dram),
+            "pinned": float(min(pinned)),
+            "disk": float(disk),
+        }
+
+    @cached_property
+    def quality(self) -> dict[str, float]:
+        """Most share of all tokens that each inexact path may take."""
+        return {
+            path.name: self.options.allow.get(path.precision or "", 1.0)
+            for path in REGISTRY.values()
+            if not path.exact
+        }
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        """Class number of every layer; equal layers share one."""
+        numbers: dict[LayerSpec, int] = {}
+        return tuple(numbers.setdefault(layer, len(numbers)) for layer in self.model.layers)
+
+    def cached_tokens(self, layer: int) -> int:
+        """Tokens per sequence that a layer caches at the planned context."""
+        return self.model.layers[layer].cached_tokens(self.workload.tokens)
+
+    @cached_property
+    def paths(self) -> dict[LayerSpec, tuple[Path, ...]]:
+        """Paths each kind of layer may use on this machine, those that never pay left out."""
+        dtype, weights = self.workload.kv_dtype, self.model.weight_dtype
+        chosen = self._named() if self.options.paths is not None else self._default()
+        found = {}
+        for layer in dict.fromkeys(self.model.layers):
+            usable = tuple(p for p in chosen if p.available(self.hardware, layer, dtype))
+            if self.options.paths is not None and len(usable) < len(chosen):
+                missing = next(p.name for p in chosen if p not in usable)
+                raise InputError(
+                    "paths", missing,
+                    f"a path that {self.hardware.name} has figures for in {dtype}: "
+                    + ", ".join(p.name for p in REGISTRY.values()
+                                if p.available(self.hardware, layer, dtype)),
+                )  # fmt: skip
+            found[layer] = undominated(usable, self.hardware, layer, dtype, weights)
+        return found
+
+    def _named(self) -> tuple[Path, ...]:
+        return find(self.options.paths or ())
+
+    def _default(self) -> tuple[Path, ...]:
+        names = ["resident", "fetch", "recompute", "recompute_resident"]
+        if self.hardware.host.attention_measured:
+            names.append("attend_host")
+        if self.capacity["disk"] > 0:
+            names.append("fetch_disk")
+        names += [f"fetch_{precision}" for precision in self.options.allow]
+        return find(names)
+
+    def without_offload(self) -> Scenario:
+        """The same question with everything in HBM."""
+        options = Options(paths=("resident",), boundary=self.options.boundary,
+                          mode=self.options.mode, weights="resident")  # fmt: skip
+        return Scenario(model=self.model, hardware=self.hardware, workload=self.workload,
+                        budgets=self.budgets, options=options)  # fmt: skip

@@ -1,0 +1,163 @@
+"""The simulator: run a step graph with numbers and find the period at which it repeats.
+
+Every operation starts as soon as everything it waits for has ended. In steady state a step takes
+T seconds, T being the largest ratio of time to steps around any cycle of waiting. The simulator
+plays the graph at a trial period; when an operation turns out to wait for itself, the cycle it is
+in names a longer period, and play starts again. Periods only grow, each is the ratio of a real
+cycle, so the last one is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvplan.errors import KvplanError
+from kvplan.step import StepGraph
+
+RELATIVE_TOLERANCE = 1e-13
+"""Start times that move by less than this share of the period have stopped moving."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What running the graph shows.
+
+    Args:
+        step_s: seconds of one decode step.
+        start_s: start of every operation, in the order of the graph, in its own cycle.
+        duration_s: seconds of every operation.
+        busy_s: seconds each resource works in one step.
+        critical: indices of the operations on the cycle that sets the period.
+        bottleneck: resource with most time on that cycle, or ``latency``.
+    """
+
+    step_s: float
+    start_s: tuple[float, ...]
+    duration_s: tuple[float, ...]
+    busy_s: dict[str, float]
+    critical: tuple[int, ...]
+    bottleneck: str
+
+
+def simulate(graph: StepGraph, values: Sequence[float]) -> Simulation:
+    """Run a step graph.
+
+    Args:
+        graph: the step.
+        values: value of every variable of the graph: tokens per sequence, or a share.
+
+    Returns:
+        Exact steady-state period and start times.
+    """
+    durations = graph.durations(values)
+    after = [operation.after for operation in graph.operations]
+    busy: dict[str, float] = {}
+    for operation, seconds in zip(graph.operations, durations, strict=True):
+        if operation.resource is not None:
+            busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
+    busiest = max(sorted(busy), key=lambda name: busy[name])
+    serving = [i for i, o in enumerate(graph.operations) if o.resource == busiest]
+    period, start, critical = steady_state(after, durations, busy[busiest], serving)
+    return Simulation(
+        step_s=period * graph.cycles,
+        start_s=tuple(start),
+        duration_s=tuple(durations),
+        busy_s={name: seconds * graph.cycles for name, seconds in sorted(busy.items())},
+        critical=tuple(critical),
+        bottleneck=_bottleneck(graph, durations, critical),
+    )
+
+
+def _bottleneck(graph: StepGraph, durations: Sequence[float], critical: Sequence[int]) -> str:
+    share: dict[str, float] = {}
+    for index in critical:
+        name = graph.operations[index].resource or "latency"
+        share[name] = share.get(name, 0.0) + durations[index]
+    return max(sorted(share), key=lambda name: share[name], default="latency")
+
+
+def steady_state(
+    after: Sequence[Sequence[tuple[int, int]]], durations: Sequence[float],
+    period: float = 0.0, critical: Sequence[int] = (),
+) -> tuple[float, list[float], list[int]]:  # fmt: skip
+    """Smallest period of a cyclic graph, earliest start times at it, and a critical cycle.
+
+    Args:
+        after: for each operation, (operation it waits for, lag in steps); edges of lag 0 point
+            backwards in the list.
+        durations: seconds of each operation.
+        period: a period known to be no longer than the answer.
+        critical: the operations that show it.
+
+    >>> steady_state([[(1, 1)], [(0, 0)]], [2.0, 3.0])
+    (5.0, [0.0, 2.0], [0, 1])
+    """
+    found = list(critical)
+    limit = 10 * len(durations) + 100
+    for _ in range(limit):
+        start, cycle = _play(after, durations, period)
+        if cycle is None:
+            return period, start, found
+        # The second term: a cycle that is longer by rounding alone must still end the round.
+        period, found = max(_ratio(after, durations, cycle), period * (1 + 1e-15)), cycle
+    raise KvplanError(f"the simulator found no steady state in {limit} rounds")
+
+
+def _play(
+    after: Sequence[Sequence[tuple[int, int]]], durations: Sequence[float], period: float
+) -> tuple[list[float], list[int] | None]:
+    """Start times at a trial period, or a cycle of operations that wait for each other."""
+    count = len(durations)
+    start = [0.0] * count
+    end = list(durations)
+    cause = [-1] * count
+    tolerance = RELATIVE_TOLERANCE * (period + max(durations, default=0.0))
+    edges = [[(b, lag * period) for b, lag in waits] for waits in after]
+    for sweep in range(count + 2):
+        moved = -1
+        for index, waits in enumerate(edges):
+            latest = start[index]
+            for before, shift in waits:
+                ready = end[before] - shift
+                if ready > latest + tolerance:
+                    latest = ready
+                    cause[index] = before
+            if latest > start[index]:
+                start[index] = latest
+                end[index] = latest + durations[index]
+                moved = index
+        if moved < 0:
+            return start, None
+        if sweep:
+            cycle = _cycle(cause, moved)
+            if cycle is not None:
+                return start, cycle
+    raise KvplanError("the simulator did not settle")
+
+
+def _cycle(cause: Sequence[int], index: int) -> list[int] | None:
+    """The cycle reached by following causes from an operation, in order of time, if any."""
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    while index >= 0:
+        if index in seen:
+            return path[seen[index] :][::-1]
+        seen[index] = len(path)
+        path.append(index)
+        index = cause[index]
+    return None
+
+
+def _ratio(
+    after: Sequence[Sequence[tuple[int, int]]], durations: Sequence[float], cycle: Sequence[int]
+) -> float:
+    """Seconds per step around a cycle."""
+    total = sum(durations[index] for index in cycle)
+    lags = 0
+    for position, index in enumerate(cycle):
+        before = cycle[position - 1]
+        lags += min(lag for b, lag in after[index] if b == before)
+    if lags == 0:
+        raise KvplanError("operations wait for each other within one step")
+    return total / lags

@@ -1,0 +1,536 @@
+"""The step graph: one decode step, described once.
+
+The program reads it with symbolic durations, the simulator with numbers, the runtime with streams
+and events, traces and plots to draw. No second description of the step exists.
+
+The step repeats every T seconds, so the graph is cyclic: an edge ``(operation, lag)`` means that
+an operation waits for the end of another one ``lag`` steps earlier. Each resource serves its
+operations in the order in which they are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvplan import cost
+from kvplan.curve import ZERO, Curve, affine
+from kvplan.dtypes import element_bytes
+from kvplan.hardware import HardwareProfile
+from kvplan.model import LayerSpec, ModelSpec
+from kvplan.paths import Leg, Path
+from kvplan.schedule import Schedule
+from kvplan.workload import Workload
+
+WEIGHT_BUFFERS = 2
+"""Layers' worth of streamed weights held at once: one in use, one arriving."""
+
+Structure = Mapping[tuple[int, "int | None"], Sequence[Path]]
+"""(layer, stage) to the paths in use there; stage None holds paths outside the pipeline."""
+
+
+@dataclass(slots=True)
+class Variable:
+    """A quantity that a plan decides.
+
+    Args:
+        layer: which layer.
+        stage: stage in the layer (token axis) or group of layers (layer axis); None outside.
+        path: name of the path, or ``stream_weights``.
+        ceiling: most it can be: tokens per sequence, or 1 for the share of streamed weights.
+        stored: bytes per unit in each tier, over the whole batch.
+    """
+
+    layer: int
+    stage: int | None
+    path: str
+    ceiling: float
+    stored: dict[str, float]
+    exact: bool = True
+
+
+@dataclass(slots=True)
+class Operation:
+    """One piece of work.
+
+    Args:
+        operation: its word, for example ``copy_kv``.
+        resource: what serves it, in order; None: costs latency and occupies nothing.
+        curve: seconds over the sum of its variables.
+        variables: indices of those variables; empty: the curve is a constant.
+        after: (index of an operation, lag in steps) that it waits for.
+        bytes_per_unit: bytes it moves per unit of its variables, for link rates.
+        kernels: kernels to launch for it in eager mode.
+    """
+
+    operation: str
+    resource: str | None
+    curve: Curve
+    variables: tuple[int, ...] = ()
+    after: list[tuple[int, int]] = field(default_factory=list)
+    layer: int = 0
+    micro_batch: int = 0
+    stage: int | None = None
+    path: str | None = None
+    bytes_per_unit: float = 0.0
+    kernels: int = 0
+
+    def seconds(self, values: Sequence[float]) -> float:
+        """Duration for given values of all variables of the graph."""
+        return self.curve.seconds(sum(values[v] for v in self.variables))
+
+
+@dataclass(slots=True)
+class Buffer:
+    """``count`` equal buffers in some tiers, each as large as its largest tenant.
+
+    A tenant maps variables to bytes per unit.
+    """
+
+    tiers: tuple[str, ...]
+    count: int
+    tenants: list[dict[int, float]]
+
+
+@dataclass(slots=True)
+class StepGraph:
+    """Operations in an order that respects every edge of lag 0, and what they may decide.
+
+    Args:
+        cycles: how often the described cycle runs in one step: 1, or the number of equal units
+            (layers or groups of layers) that one unit stands for.
+        tokens: tokens per sequence each described layer must reach, by layer.
+        constant_bytes: bytes per tier that no variable changes.
+    """
+
+    operations: list[Operation]
+    variables: list[Variable]
+    buffers: list[Buffer]
+    tokens: dict[int, int]
+    constant_bytes: dict[str, float]
+    schedule: Schedule
+    cycles: int = 1
+
+    def durations(self, values: Sequence[float]) -> list[float]:
+        """Seconds of every operation for given values of the variables."""
+        return [operation.seconds(values) for operation in self.operations]
+
+    def memory_bytes(self, values: Sequence[float]) -> dict[str, float]:
+        """Bytes per tier for given values of the variables."""
+        total = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 0.0) | self.constant_bytes
+        for variable, value in zip(self.variables, values, strict=True):
+            for tier, size in variable.stored.items():
+                total[tier] = total.get(tier, 0.0) + size * value
+        for buffer in self.buffers:
+            sizes = (sum(b * values[v] for v, b in t.items()) for t in buffer.tenants)
+            largest = max(sizes, default=0.0)
+            for tier in buffer.tiers:
+                total[tier] = total.get(tier, 0.0) + buffer.count * largest
+        return total
+
+    def link_bytes(self, values: Sequence[float]) -> dict[str, float]:
+        """Bytes that cross each resource in one step."""
+        total: dict[str, float] = {}
+        for operation in self.operations:
+            if operation.resource and operation.bytes_per_unit:
+                volume = sum(values[v] for v in operation.variables) if operation.variables else 1.0
+                moved = operation.bytes_per_unit * volume * self.cycles
+                total[operation.resource] = total.get(operation.resource, 0.0) + moved
+        return total
+
+
+@dataclass(slots=True)
+class _Ring:
+    """Buffers reused in turn: tenant k may enter when tenant k - depth has left."""
+
+    depth: int
+    enters: list[list[int]] = field(default_factory=list)
+    leaves: list[list[int]] = field(default_factory=list)
+
+    def tenant(self) -> tuple[list[int], list[int]]:
+        self.enters.append([])
+        self.leaves.append([])
+        return self.enters[-1], self.leaves[-1]
+
+    def edges(self) -> list[tuple[int, int, int]]:
+        """(operation, operation it waits for, lag)."""
+        count = len(self.enters)
+        found = []
+        for k, enters in enumerate(self.enters):
+            lag, before = -((k - self.depth) // count), (k - self.depth) % count
+            found += [(e, leave, lag) for e in enters for leave in self.leaves[before]]
+        return found
+
+
+class _Builder:
+    """Adds the operations of a step in order; one method per row of the design's table."""
+
+    def __init__(
+        self, model: ModelSpec, hardware: HardwareProfile, workload: Workload,
+        schedule: Schedule, structure: Structure, layers: Sequence[int], repeat: int, cycles: int,
+    ) -> None:  # fmt: skip
+        self.model, self.hardware, self.workload = model, hardware, workload
+        self.schedule, self.structure, self.layers = schedule, structure, layers
+        self.repeat = repeat
+        self.weights_dtype = model.weight_dtype
+        self.graph = StepGraph([], [], [], {}, {}, schedule, cycles)
+        self.last: dict[str, int] = {}
+        self.first: dict[str, int] = {}
+        self.finished: dict[int, int] = {}
+        self.projects: dict[int, int] = {}
+        self.indices: dict[tuple[int, int | None, str], int] = {}
+        self.curves: dict[object, Curve] = {}
+        self.legs: dict[object, tuple[Leg, ...]] = {}
+        self.staging = _Ring(schedule.queue_depth)
+        self.weights = _Ring(WEIGHT_BUFFERS)
+        self.disk: dict[str, _Ring] = {}
+        self.staged: list[dict[int, float]] = []
+        self.disk_staged: dict[str, list[dict[int, float]]] = {}
+        self.group: tuple[object, tuple[list[int], list[int]], dict[int, float]] | None = None
+
+    # -- bookkeeping ---------------------------------------------------------------------------
+
+    def add(self, operation: Operation, after: Sequence[int | tuple[int, int]] = ()) -> int:
+        """Append an operation behind the last one on its resource (and its launches)."""
+        operations = self.graph.operations
+        edges = [(a, 0) if isinstance(a, int) else a for a in after]
+        if self.schedule.mode == "eager" and operation.kernels:
+            launch = affine(operation.kernels * self.hardware.gpu.launch_s, 0.0)
+            edges.append((self.add(Operation("launch", "cpu", launch, layer=operation.layer)), 0))
+        index = len(operations)
+        if operation.resource is not None:
+            if operation.resource in self.last:
+                edges.append((self.last[operation.resource], 0))
+            self.first.setdefault(operation.resource, index)
+            self.last[operation.resource] = index
+        operation.after = edges
+        operations.append(operation)
+        return index
+
+    def variable(self, layer: int, stage: int | None, path: Path) -> int:
+        """Index of the tokens of a layer and stage that take a path."""
+        key = (layer, stage, path.name)
+        if key not in self.indices:
+            spec, dtype = self.model.layers[layer], self.workload.kv_dtype
+            tokens = spec.cached_tokens(self.workload.tokens)
+            if stage is not None and self.schedule.axis == "token":
+                ceiling = min(tokens, tokens / self.schedule.stages + self.workload.block)
+            else:
+                ceiling = tokens
+            sequences = self.workload.batch * self.repeat
+            stored = {t: b * sequences for t, b in path.stored(spec, dtype).items()}
+            self.indices[key] = len(self.graph.variables)
+            self.graph.variables.append(
+                Variable(layer, stage, path.name, ceiling, stored, path.exact)
+            )
+        return self.indices[key]
+
+    def path_legs(self, layer: LayerSpec, path: Path) -> tuple[Leg, ...]:
+        """Legs of a path with curves over tokens of a micro-batch."""
+        key = (layer, path.name)
+        if key not in self.legs:
+            dtype, sequences = self.workload.kv_dtype, self.workload.micro_batch
+            scaled = []
+            for leg in path.legs(self.hardware, layer, dtype, self.weights_dtype):
+                assert leg.curve is not None, f"{path.name} cannot run on {self.hardware.name}"
+                size = leg.per_token * sequences
+                scaled.append(Leg(leg.operation, leg.resource, size, leg.curve.scaled(size),
+                                  leg.kernels))  # fmt: skip
+            self.legs[key] = tuple(scaled)
+        return self.legs[key]
+
+    def constant(self, name: str, layer: LayerSpec | None, seconds: float) -> Curve:
+        return self.curves.setdefault((name, layer), affine(seconds, 0.0))
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def cell(self, layer: int, micro_batch: int) -> None:
+        """One layer of one micro-batch."""
+        spec = self.model.layers[layer]
+        loaded = self.load_weights(layer, micro_batch)
+        projected = self.project(layer, micro_batch, loaded)
+        attended = [
+            self.attend_away(layer, micro_batch, path, projected)
+            for path in self.structure.get((layer, None), ())
+            if path.attends == "away"
+        ]
+        attended += self.attend_resident(layer, micro_batch, projected)
+        for stage in self.stages_of(layer):
+            attended += self.stage(layer, micro_batch, stage, projected)
+        seconds = cost.finish_s(self.hardware, spec, self.weights_dtype, self.workload.micro_batch)
+        finish = self.add(
+            Operation("finish", "gpu", self.constant("finish", spec, seconds), layer=layer,
+                      micro_batch=micro_batch, kernels=cost.FINISH_KERNELS),
+            [*attended, projected],
+        )  # fmt: skip
+        self.finished[micro_batch] = finish
+        if self.schedule.stream_weights:
+            self.weights.leaves[-1].append(finish)
+        self.write_back(layer, micro_batch, projected)
+        if layer == self.layers[-1]:
+            self.head(micro_batch, finish)
+
+    def stages_of(self, layer: int) -> Sequence[int]:
+        """Stages of a layer: its token ranges, or the group of layers it is in."""
+        if self.schedule.axis == "token":
+            return range(self.schedule.stages)
+        return (group_of(layer, len(self.model.layers), self.schedule.stages),)
+
+    def load_weights(self, layer: int, micro_batch: int) -> list[int]:
+        """Bring the streamed share of a layer's weights into one of two buffers."""
+        if not self.schedule.stream_weights:
+            return []
+        key = (layer, None, "stream_weights")
+        size = cost.weight_bytes(self.model, self.model.layers[layer])
+        if key not in self.indices:
+            self.indices[key] = len(self.graph.variables)
+            total = size * self.repeat
+            stored = {"hbm": -total, "dram": total, "pinned": total}
+            self.graph.variables.append(Variable(layer, None, key[2], 1.0, stored))
+        if self.workload.schedule == "column" and micro_batch > 0:
+            return [self.weights.enters[-1][0]]
+        enters, _ = self.weights.tenant()
+        curve = cost.copy_to_gpu(self.hardware).scaled(size)
+        enters.append(self.add(
+            Operation("load_weights", "h2d", curve, (self.indices[key],), layer=layer,
+                      micro_batch=micro_batch, bytes_per_unit=size, kernels=1)))  # fmt: skip
+        return list(enters)
+
+    def project(self, layer: int, micro_batch: int, after: Sequence[int]) -> int:
+        """Norm and QKV projection of the new token."""
+        spec = self.model.layers[layer]
+        seconds = cost.project_s(self.hardware, spec, self.weights_dtype, self.workload.micro_batch)
+        before = [self.finished[micro_batch]] if micro_batch in self.finished else []
+        index = self.add(
+            Operation("project", "gpu", self.constant("project", spec, seconds), layer=layer,
+                      micro_batch=micro_batch, kernels=cost.PROJECT_KERNELS),
+            [*before, *after],
+        )  # fmt: skip
+        self.projects.setdefault(micro_batch, index)
+        return index
+
+    def attend_resident(self, layer: int, micro_batch: int, projected: int) -> list[int]:
+        """Attention over tokens whose K and V stay in HBM."""
+        paths = [p for p in self.structure.get((layer, None), ()) if p.attends == "resident"]
+        if not paths:
+            return []
+        curve, kernels = self.attention(self.model.layers[layer])
+        variables = tuple(self.variable(layer, None, p) for p in paths)
+        return [self.add(
+            Operation("attend_resident", "gpu", curve, variables, layer=layer,
+                      micro_batch=micro_batch, path=paths[0].name, kernels=kernels),
+            [projected])]  # fmt: skip
+
+    def attention(self, layer: LayerSpec) -> tuple[Curve, int]:
+        """Seconds over tokens of one partial attention of a micro-batch, and its kernels."""
+        key = ("attend", layer)
+        if key not in self.curves:
+            size = layer.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.micro_batch
+            self.curves[key] = cost.attend(self.hardware).scaled(size)
+        return self.curves[key], cost.ATTEND_KERNELS
+
+    def attend_away(self, layer: int, micro_batch: int, path: Path, projected: int) -> int:
+        """Send the query to where the tokens lie, attend there, return the partial result."""
+        spec, sequences = self.model.layers[layer], self.workload.micro_batch
+        dtype = self.workload.kv_dtype
+        variable = self.variable(layer, None, path)
+        place = {"layer": layer, "micro_batch": micro_batch, "path": path.name}
+        there = cost.query_s(self.hardware, spec, dtype, sequences)
+        back = cost.partial_s(self.hardware, spec, sequences)
+        index = self.add(
+            Operation("send_query", None, affine(there, 0.0), kernels=1, **place), [projected]
+        )
+        for leg in self.path_legs(spec, path):
+            index = self.add(
+                Operation(leg.operation, leg.resource, leg.curve or ZERO, (variable,),
+                          bytes_per_unit=leg.per_token, **place), [index])  # fmt: skip
+        return self.add(
+            Operation("return_partial", None, affine(back, 0.0), kernels=1, **place), [index]
+        )
+
+    def stage(self, layer: int, micro_batch: int, stage: int, projected: int) -> list[int]:
+        """Copies, rebuilds and partial attention of one stage."""
+        paths = self.structure.get((layer, stage), ())
+        if not paths:
+            return []
+        spec, dtype = self.model.layers[layer], self.workload.kv_dtype
+        (enters, leaves), tenant = self.buffer(layer, micro_batch, stage)
+        ready, variables = [], []
+        for path in sorted(paths, key=lambda p: -len(self.path_legs(spec, p))):
+            variable = self.variable(layer, stage, path)
+            variables.append(variable)
+            size = path.staging_bytes(spec, dtype) * self.workload.micro_batch
+            tenant[variable] = tenant.get(variable, 0.0) + size
+            ready += self.walk(layer, micro_batch, stage, path, variable, enters)
+        curve, kernels = self.attention(spec)
+        attend = self.add(
+            Operation("attend", "gpu", curve, tuple(variables), layer=layer, stage=stage,
+                      micro_batch=micro_batch, kernels=kernels),
+            [projected, *ready],
+        )  # fmt: skip
+        leaves.append(attend)
+        return [attend]
+
+    def buffer(
+        self, layer: int, micro_batch: int, stage: int
+    ) -> tuple[tuple[list[int], list[int]], dict[int, float]]:
+        """The staging buffer a stage fills: its own, or the one its group of layers shares."""
+        column = self.workload.schedule == "column"
+        key: object = (stage,) if column else (stage, micro_batch)
+        if self.schedule.axis == "layer" and self.group is not None and self.group[0] == key:
+            return self.group[1], self.group[2]
+        tenant: dict[int, float] = {}
+        self.staged.append(tenant)
+        self.group = (key, self.staging.tenant(), tenant)
+        return self.group[1], tenant
+
+    def walk(
+        self, layer: int, micro_batch: int, stage: int, path: Path, variable: int,
+        enters: list[int],
+    ) -> list[int]:  # fmt: skip
+        """The legs of a path in one stage, one after the other; returns the last one.
+
+        The first leg that is not a disk read writes to the staging buffer; a disk read fills a
+        host buffer, which the leg behind it empties.
+        """
+        last: list[int] = []
+        host_buffer: list[int] | None = None
+        staged = False
+        for leg in self.path_legs(self.model.layers[layer], path):
+            index = self.add(
+                Operation(leg.operation, leg.resource, leg.curve or ZERO, (variable,),
+                          layer=layer, micro_batch=micro_batch, stage=stage, path=path.name,
+                          bytes_per_unit=leg.per_token if leg.resource != "gpu" else 0.0,
+                          kernels=leg.kernels),
+                last)  # fmt: skip
+            last = [index]
+            if leg.resource == "disk":
+                ring = self.disk.setdefault(path.name, _Ring(self.schedule.queue_depth))
+                entered, host_buffer = ring.tenant()
+                entered.append(index)
+                self.disk_staged.setdefault(path.name, []).append({variable: leg.per_token})
+                continue
+            if host_buffer is not None:
+                host_buffer.append(index)
+                host_buffer = None
+            if not staged:
+                enters.append(index)
+                staged = True
+        return last
+
+    def write_back(self, layer: int, micro_batch: int, projected: int) -> None:
+        """Send the new token's K and V to host memory where the layer keeps tokens there."""
+        stages = [self.structure.get((layer, s), ()) for s in (None, *self.stages_of(layer))]
+        if not any("dram" in p.stored(self.model.layers[layer], self.workload.kv_dtype)
+                   or "disk" in p.stored(self.model.layers[layer], self.workload.kv_dtype)
+                   for paths in stages for p in paths):  # fmt: skip
+            return
+        spec = self.model.layers[layer]
+        size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.micro_batch
+        curve = self.constant("write_back", spec, cost.copy_to_host(self.hardware).seconds(size))
+        self.add(
+            Operation("write_back", "d2h", curve, layer=layer, micro_batch=micro_batch,
+                      bytes_per_unit=size, kernels=1), [projected])  # fmt: skip
+
+    def head(self, micro_batch: int, finish: int) -> None:
+        """Vocabulary projection; one unit of several carries its part of it."""
+        seconds = cost.head_s(self.hardware, self.model, self.workload.micro_batch) / self.repeat
+        self.finished[micro_batch] = self.add(
+            Operation("head", "gpu", self.constant("head", None, seconds), layer=self.layers[-1],
+                      micro_batch=micro_batch, kernels=cost.HEAD_KERNELS), [finish])  # fmt: skip
+
+    # -- closing the cycle ---------------------------------------------------------------------
+
+    def close(self) -> StepGraph:
+        """Add buffer, wrap-around and memory statements."""
+        operations = self.graph.operations
+        rings = [self.staging, self.weights, *self.disk.values()]
+        edges = [edge for ring in rings if ring.enters for edge in ring.edges()]
+        edges += [(self.first[r], self.last[r], 1) for r in self.first]
+        edges += [(project, self.finished[m], 1) for m, project in self.projects.items()]
+        barrier = self.schedule.boundary == "barrier"
+        for index, before, lag in edges:
+            if lag == 0 or not barrier:
+                operations[index].after.append((before, lag))
+        if barrier:
+            self.barrier()
+        self.memory()
+        return self.graph
+
+    def barrier(self) -> None:
+        """A step starts when everything of the last one has ended."""
+        operations = self.graph.operations
+        awaited = {before for operation in operations for before, _ in operation.after}
+        sinks = [i for i in range(len(operations)) if i not in awaited]
+        sources = [operation for operation in operations if not operation.after]
+        end = self.add(Operation("end_step", None, ZERO), sinks)
+        for operation in sources:
+            operation.after.append((end, 1))
+
+    def memory(self) -> None:
+        """Weights, workspace and buffers."""
+        graph, model = self.graph, self.model
+        for layer in self.layers:
+            spec = model.layers[layer]
+            graph.tokens[layer] = spec.cached_tokens(self.workload.tokens)
+        resident = sum(cost.weight_bytes(model, layer) for layer in model.layers)
+        graph.constant_bytes = {
+            "hbm": resident + cost.shared_weight_bytes(model)
+            + cost.workspace_bytes(model, self.workload.micro_batch)
+        }  # fmt: skip
+        if self.staged:
+            graph.buffers.append(Buffer(("hbm",), self.schedule.queue_depth, self.staged))
+        if self.schedule.stream_weights:
+            tenants = [
+                {v: cost.weight_bytes(model, model.layers[layer])}
+                for (layer, _, name), v in self.indices.items() if name == "stream_weights"
+            ]  # fmt: skip
+            graph.buffers.append(Buffer(("hbm",), WEIGHT_BUFFERS, tenants))
+        for staged in self.disk_staged.values():
+            graph.buffers.append(Buffer(("dram", "pinned"), self.schedule.queue_depth, staged))
+
+
+def group_of(layer: int, layers: int, groups: int) -> int:
+    """Group of a layer when layers are cut into equal groups, the first ones larger.
+
+    >>> [group_of(i, 7, 3) for i in range(7)]
+    [0, 0, 0, 1, 1, 2, 2]
+    """
+    size, larger = divmod(layers, groups)
+    if layer < larger * (size + 1):
+        return layer // (size + 1)
+    return larger + (layer - larger * (size + 1)) // size
+
+
+def build_step(
+    model: ModelSpec, hardware: HardwareProfile, workload: Workload, schedule: Schedule,
+    structure: Structure, layers: Sequence[int] | None = None,
+) -> StepGraph:  # fmt: skip
+    """Describe one decode step.
+
+    Args:
+        model: the model.
+        hardware: the machine.
+        workload: the batch.
+        schedule: how the step is pipelined.
+        structure: which paths each layer and stage uses.
+        layers: a run of layers that stands for all of them, the model being made of equal runs:
+            then the graph is one cycle of that run and ``cycles`` says how many make a step.
+            None describes every layer.
+
+    Returns:
+        The graph.
+    """
+    chosen = list(range(len(model.layers))) if layers is None else list(layers)
+    repeat = len(model.layers) // len(chosen)
+    row_unit = repeat > 1 and workload.schedule == "row"
+    batches = [0] if row_unit else list(range(workload.micro_batches))
+    cycles = repeat * (workload.micro_batches if row_unit else 1)
+    builder = _Builder(model, hardware, workload, schedule, structure, chosen, repeat, cycles)
+    if workload.schedule == "column":
+        cells = [(layer, m) for layer in chosen for m in batches]
+    else:
+        cells = [(layer, m) for m in batches for layer in chosen]
+    for layer, micro_batch in cells:
+        builder.cell(layer, micro_batch)
+    return builder.close()

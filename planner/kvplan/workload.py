@@ -1,0 +1,96 @@
+"""What is asked of the machine: sequences, tokens, formats, and the memory that may be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.dtypes import CACHE_DTYPES
+from kvplan.errors import InputError
+
+MAX_BATCH = 1 << 16
+MAX_CONTEXT = 1 << 30
+
+
+def _whole(field: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InputError(field, value, f"a whole number from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One decode step of a batch.
+
+    Args:
+        batch: sequences decoded together.
+        context: tokens already in the cache, per sequence.
+        gen: tokens still to be generated; the plan is made for ``context + gen`` tokens, the
+            last and slowest step, so that it stays feasible until the end.
+        kv_dtype: format of the cache where no path says otherwise.
+        block: tokens per block, the smallest run of tokens that gets one decision.
+        micro_batches: equal parts the batch is decoded in.
+        schedule: with several micro-batches, ``column`` takes all of them through one layer
+            before the next (weights are loaded once per layer), ``row`` takes one through all.
+    """
+
+    batch: int = 32
+    context: int = 4096
+    gen: int = 0
+    kv_dtype: str = "fp16"
+    block: int = 64
+    micro_batches: int = 1
+    schedule: str = "column"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _whole("batch", self.batch, 1, MAX_BATCH)
+        _whole("context", self.context, 1, MAX_CONTEXT)
+        _whole("gen", self.gen, 0, MAX_CONTEXT)
+        _whole("block", self.block, 1, 1 << 20)
+        _whole("micro_batches", self.micro_batches, 1, self.batch)
+        if self.batch % self.micro_batches:
+            raise InputError("micro_batches", self.micro_batches, f"a divisor of batch {self.batch}")
+        if self.kv_dtype not in CACHE_DTYPES:
+            raise InputError("kv_dtype", self.kv_dtype, f"one of {', '.join(CACHE_DTYPES)}")
+        if self.schedule not in ("column", "row"):
+            raise InputError("schedule", self.schedule, "column or row")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per sequence that the plan is made for."""
+        return self.context + self.gen
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences per micro-batch."""
+        return self.batch // self.micro_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Memory that a plan may use, in bytes; None takes what the hardware profile states.
+
+    Args:
+        hbm_bytes: cap on GPU memory.
+        utilisation: share of the card's memory that may be used; the rest is for the CUDA
+            context, fragmentation and other processes. The smaller of both limits counts.
+        reserve_bytes: taken off the HBM budget for anything else.
+        dram_bytes: host memory for the cache and streamed weights.
+        pinned_bytes: page-locked part of it; None: all of it may be pinned.
+        disk_bytes: disk for the cache; 0 turns the disk off.
+    """
+
+    hbm_bytes: int | None = None
+    utilisation: float = 0.9
+    reserve_bytes: int = 0
+    dram_bytes: int | None = None
+    pinned_bytes: int | None = None
+    disk_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for field in ("hbm_bytes", "reserve_bytes", "dram_bytes", "pinned_bytes", "disk_bytes"):
+            value = getattr(self, field)
+            if value is not None:
+                _whole(field, value, 0, 2**62)
+        if not isinstance(self.utilisation, (int, float)) or not 0 < self.utilisation <= 1:
+            raise InputError("utilisation", self.utilisation, "a share above 0 and at most 1")

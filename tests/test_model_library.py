@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvplan.datafiles import data_dir
+from kvplan.errors import InputError, KvplanError
+from kvplan.model_library import load_model, model_file, model_names
+
+GRADES = ("V", "P", "D", "R")
+
+
+def index() -> dict[str, dict[str, object]]:
+    content: dict[str, dict[str, object]] = json.loads(
+        (data_dir("models") / "index.json").read_text("utf-8")
+    )
+    return content
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("llama-7b", "huggyllama/llama-7b"),
+        ("llama-65b", "huggyllama/llama-65b"),
+        ("llama-2-7b", "meta-llama/Llama-2-7b-hf"),
+        ("llama2-7b", "meta-llama/Llama-2-7b-hf"),
+        ("Llama-2-70b-chat-hf", "meta-llama/Llama-2-70b-hf"),
+        ("llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
+        ("llama3-8b", "meta-llama/Meta-Llama-3-8B"),
+        ("llama-3.1-8b", "meta-llama/Meta-Llama-3.1-8B"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B"),
+        ("llama-3.1-405b-instruct", "meta-llama/Meta-Llama-3.1-405B"),
+        ("llama-3.2-1b", "meta-llama/Llama-3.2-1B"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("opt-1.3b", "facebook/opt-1.3b"),
+        ("opt-13b", "facebook/opt-13b"),
+        ("OPT_6.7B", "facebook/opt-6.7b"),
+        ("mistral-7b", "mistralai/Mistral-7B-v0.3"),
+        ("mistral-7b-v0.1", "mistralai/Mistral-7B-v0.1"),
+        ("qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct"),
+        ("qwen2.5-72b-instruct", "Qwen/Qwen2.5-72B-Instruct"),
+        ("qwen3-8b", "Qwen/Qwen3-8B"),
+        ("qwen3-0.6b", "Qwen/Qwen3-0.6B"),
+    ],
+)
+def test_names_people_type(text: str, canonical: str) -> None:
+    assert load_model(text).name == canonical
+
+
+@pytest.mark.parametrize(
+    "text", ["mistral-7b-v0.2", "qwen3-80b", "llama-3-70b", "gpt-5", "", "   ", "nowhere/x.json"]
+)
+def test_unknown_names_and_paths_are_one_line(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_model(text)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_index_and_files_agree() -> None:
+    entries = index()
+    files = {path.name for path in data_dir("models").glob("*.json")} - {"index.json"}
+    assert {entry["file"] for entry in entries.values()} == files
+    assert model_names() == tuple(sorted(entries))
+    for name, entry in entries.items():
+        file = model_file(name)
+        assert file.name == name
+        assert list(file.aliases) == entry["aliases"]
+        assert file.grade in GRADES
+        assert file.source
+        assert entry["file"] == name.replace("/", "__") + ".json"
+
+
+def test_every_name_and_alias_means_its_own_model() -> None:
+    for name, entry in index().items():
+        aliases = entry["aliases"]
+        assert isinstance(aliases, list)
+        for text in (name, name.lower(), name.replace("-", "_"), name.split("/")[1], *aliases):
+            assert model_file(text).name == name
+
+
+def test_one_lookup_reads_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    original = Path.open
+
+    def spy(self: Path, *args: object, **kwargs: object) -> object:
+        opened.append(self.name)
+        return original(self, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", spy)
+    load_model("qwen3-8b")
+    assert [name for name in opened if name != "index.json"] == ["Qwen__Qwen3-8B.json"]
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = model_file("qwen3-8b").config
+    folder = tmp_path / "qwen3-8b"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_model("qwen3-8b").name == "Qwen/Qwen3-8B"  # an empty folder hides no name
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    for path in (str(folder), str(folder / "config.json"), "qwen3-8b", "./qwen3-8b"):
+        model = load_model(path)
+        assert (model.name, len(model.layers)) == (path, 3)
+
+
+def test_a_file_in_the_format_of_the_library(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    content = {
+        "name": "mine",
+        "grade": "R",
+        "source": "me",
+        "config": model_file("opt-1.3b").config,
+    }
+    path.write_text(json.dumps(content))
+    assert load_model(str(path)).name == "mine"
+    assert load_model(str(path)).source == "me (grade R)"
+    path.write_text(json.dumps(content | {"grad": "R"}))
+    with pytest.raises(InputError, match="grad"):
+        load_model(str(path))
+
+
+def test_model_names_do_not_depend_on_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_model("llama-7b") == load_model("huggyllama/llama-7b")
+
+
+def test_data_folder_missing() -> None:
+    with pytest.raises(KvplanError, match="install"):
+        data_dir("nothing")  # type: ignore[arg-type]
+
+
+def test_specs_are_plain_data() -> None:
+    model = load_model("llama-3.2-3b")
+    assert msgspec.json.decode(msgspec.json.encode(model), type=type(model)) == model
