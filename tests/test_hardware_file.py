@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import subprocess
 import sys
@@ -13,16 +14,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kvplan.datafiles import data_dir
 from kvplan.errors import InputError
-from kvplan.hardware import HardwareProfile
 from kvplan.hardware_file import from_document, parse_hardware, read_hardware_file
 
 FILES = sorted(p for p in data_dir("hwprofiles").glob("*.toml") if p.name != "index.toml")
 DOCUMENTS = {p.stem: tomllib.loads(p.read_text(encoding="utf-8")) for p in FILES}
 A100 = (data_dir("hwprofiles") / "a100-40gb-pcie.toml").read_text(encoding="utf-8")
 H200 = (data_dir("hwprofiles") / "h200-sxm-141gb.toml").read_text(encoding="utf-8")
-Path_ = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 def without(key: str) -> str:
@@ -43,6 +44,7 @@ MALFORMED = {
     "not TOML": ("[gpu", "hw.toml:"),
     "deep": ("a = " + "[" * 5000 + "]" * 5000, "hw.toml:"),
     "huge number": (instead("value = 39539", "value = " + "9" * 5000), "hw.toml:"),
+    "huge hexadecimal": (instead("value = 39539", "value = 0x" + "9" * 5000), "hw.toml:"),
     "schema 2": (instead("schema = 1", "schema = 2"), "hw.toml: schema"),
     "schema text": (instead("schema = 1", 'schema = "1"'), "hw.toml: schema"),
     "no schema": (without("schema"), "hw.toml: schema"),
@@ -76,7 +78,7 @@ MALFORMED = {
     "efficiency": (instead("value = 0.89", "value = 1.2"), "gpu.hbm_efficiency.value"),
     "no efficiency": (without("hbm_efficiency"), "hw.toml: gpu.hbm_efficiency"),
     "efficiency of a measurement": (
-        instead('1555, unit = "GB/s", kind = "datasheet"', '1555, unit = "GB/s", kind = "measured"'),
+        instead('"GB/s", kind = "datasheet"', '"GB/s", kind = "measured"'),
         "hw.toml: gpu.hbm_efficiency",
     ),
     "unknown dtype": (instead("int8 = ", "int9 = "), "did you mean int8?"),
@@ -92,8 +94,7 @@ MALFORMED = {
         A100.replace("rate = { value = 24.5", "rote = { value = 24.5"), "did you mean rate?",
     ),
     "one point": (instead("[h2d.copy]", "[h2d.copy]\npoints = [[1, 1]]"), "h2d.copy"),
-    "points fall": (instead('"1 us"', '"1 us"', H200 + '# "1 us"') .replace(
-        "[65536, ", "[6553600000000, ", 1), "hw.toml: h2d.copy.points.1.0"),
+    "points fall": (H200.replace("[65536, ", "[1048576, ", 1), "h2d.copy.points.1.0"),
     "point not a pair": (H200.replace("[65536, ", "[65536, 2, ", 1), "h2d.copy.points.0"),
     "point of text": (H200.replace("[65536, ", '["64 parsecs", ', 1), "h2d.copy.points.0.0"),
     "point of zero": (H200.replace("[65536, ", "[0, ", 1), "h2d.copy.points.0.0"),
@@ -138,7 +139,9 @@ def test_units_are_converted_once() -> None:
 
 
 def test_points_may_be_bare_or_texts() -> None:
-    text = H200.replace("[65536, ", '["64KiB", ', 1).replace("[512, 6.928e-05]", '["512", "69.28us"]')
+    text = H200.replace("[65536, ", '["64KiB", ', 1).replace(
+        "[512, 6.928e-05]", '["512", "69.28us"]'
+    )
     assert parse_hardware(text).h2d.copy == parse_hardware(H200).h2d.copy
     assert parse_hardware(text).gpu.gemm == parse_hardware(H200).gpu.gemm
 
@@ -149,14 +152,14 @@ def test_digest_is_of_the_content_not_the_layout() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, kvplan.hardware_file; print([m for m in ('numpy', 'scipy') if m in sys.modules])"
+    code = "import sys, kvplan.hardware_file; print({'numpy', 'scipy'} & set(sys.modules))"
     environment = {"PYTHONPATH": str(Path(sys.modules["kvplan"].__file__ or "").parents[1])}
     shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True,
                            text=True, check=True)  # fmt: skip
-    assert shown.stdout.strip() == "[]"
+    assert shown.stdout.strip() == "set()"
 
 
-def leaves(node: Any, path: Path_ = ()) -> Iterator[Path_]:
+def leaves(node: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Paths of all tables, lists and values of a document, but the document itself."""
     inner: Iterator[tuple[str | int, Any]] = iter(())
     if isinstance(node, dict):
@@ -168,7 +171,7 @@ def leaves(node: Any, path: Path_ = ()) -> Iterator[Path_]:
         yield from leaves(value, (*path, key))
 
 
-def mutated(document: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
+def mutated(document: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
     """A copy with one field replaced, or removed where the value is `...`."""
     changed = copy.deepcopy(document)
     node: Any = changed
@@ -185,46 +188,45 @@ def profile_or_input_error(document: dict[str, Any]) -> None:
     try:
         profile = from_document(document, "hw.toml")
     except InputError as error:
-        assert str(error).startswith("hw.toml: ")
+        message = str(error)
     else:
-        assert isinstance(profile, HardwareProfile)
-        sizes = (1, 4096, 2**20, 2**33)
-        assert all(v / profile.h2d.copy.seconds(v) <= profile.h2d.raw_bytes_per_s * 1.000001
-                   for v in sizes)  # fmt: skip
+        link = profile.h2d
+        rates = [size / link.copy.seconds(size) for size in (1, 4096, 2**20, 2**33)]
+        assert max(rates) <= link.raw_bytes_per_s * 1.000001
+        return
+    assert message.startswith("hw.toml: ")
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_field_removed_or_of_another_type(name: str) -> None:
     for path in leaves(DOCUMENTS[name]):
-        for value in (..., -1, {"x": []}):
+        values: tuple[object, ...] = (..., -1, {"x": []})
+        for value in values:
             profile_or_input_error(mutated(DOCUMENTS[name], path, value))
 
 
 ANY_VALUE = st.one_of(
     st.none().map(lambda _: ...), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
     st.sampled_from([1e-300, 1e300, 10**400, "1GiB", "1us", "GB/s", "1", "measured", "2026-02-30"]),
-    st.lists(st.lists(st.one_of(st.integers(-1, 2**40), st.floats(1e-9, 1.0)), max_size=3), max_size=4),
+    st.lists(st.lists(st.integers(-1, 2**40) | st.floats(1e-9, 1.0), max_size=3), max_size=4),
     st.dictionaries(st.sampled_from(["value", "unit", "kind", "fixed", "points"]), st.integers()),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_field_of_any_value(name: str, data: st.DataObject) -> None:
     document = DOCUMENTS[name]
     for _ in range(data.draw(st.integers(1, 2))):
         path = data.draw(st.sampled_from(list(leaves(document))))
         document = mutated(document, path, data.draw(ANY_VALUE))
-        if not document:
-            break
     profile_or_input_error(document)
 
 
 @settings(max_examples=50, deadline=None)
 @given(cut=st.integers(0, len(H200)), extra=st.text(max_size=5))
 def test_any_text(cut: int, extra: str) -> None:
-    try:
+    with contextlib.suppress(InputError):
         parse_hardware(H200[:cut] + extra, "hw.toml")
-    except InputError as error:
-        assert "\n" not in str(error)

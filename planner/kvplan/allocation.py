@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvplan.errors import InputError
 from kvplan.paths import REGISTRY
 from kvplan.step import group_of
+
+_Count = TypeVar("_Count", int, float)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -112,7 +115,7 @@ def rounded(
         parts = spread(wanted, blocks, carry) if blocks else {}
         staged = {n: k for n, k in parts.items() if k and REGISTRY[n].attends == "stage"}
         if axis == "token":
-            mixes = _stage_mixes(staged, stages, pattern)
+            mixes = stage_mixes(staged, stages, pattern)
             numbered = list(enumerate(_by_stage(staged, stages, mixes)))
         else:
             numbered = [(group_of(layer, len(tokens), stages), staged)]
@@ -120,16 +123,20 @@ def rounded(
     return tuple(layers)
 
 
-def _stage_mixes(
-    staged: Mapping[str, int], stages: int, pattern: str | Sequence[Mapping[str, float]]
+def stage_mixes(
+    staged: Mapping[str, float], stages: int, pattern: str | Sequence[Mapping[str, float]]
 ) -> Sequence[Mapping[str, float]]:
-    """Blocks per path that each stage should hold, fractional."""
+    """Tokens (or blocks) per path that each stage of a layer should hold, fractional.
+
+    >>> stage_mixes({"recompute": 3.0, "fetch": 1.0}, 2, "grouped")
+    [{'recompute': 2.0, 'fetch': 0.0}, {'recompute': 1.0, 'fetch': 1.0}]
+    """
     if not isinstance(pattern, str):
         return [{n: max(mix.get(n, 0.0), 0.0) for n in staged} for mix in pattern]
     if pattern == "even":
         return [{n: k / stages for n, k in staged.items()}] * stages
     size = sum(staged.values()) / stages
-    left = {n: float(k) for n, k in _in_order(staged)}
+    left = dict(_in_order(staged))
     mixes = []
     for _ in range(stages):
         room, mix = size, {}
@@ -141,7 +148,7 @@ def _stage_mixes(
     return mixes
 
 
-def _in_order(staged: Mapping[str, int]) -> list[tuple[str, int]]:
+def _in_order(staged: Mapping[str, _Count]) -> list[tuple[str, _Count]]:
     """Paths with most work after their copy first, so that it overlaps the copies of the rest."""
     rank = {"recompute": 0, "recompute_resident": 1}
     names = list(REGISTRY)
@@ -159,16 +166,23 @@ def _by_stage(
     result = []
     for stage in range(stages):
         room = total // stages + (stage < total % stages)
-        parts = dict.fromkeys(staged, 0)
-        for name in staged:
-            reached[name] += mixes[stage].get(name, 0.0) / planned[name] * staged[name]
-        for _ in range(room):
-            name = max(
-                (n for n in left if left[n] > 0),
-                key=lambda n: reached[n] - (staged[n] - left[n]),
-            )
-            parts[name] += 1
-            left[name] -= 1
+        behind = {}
+        for name, blocks in staged.items():
+            reached[name] += mixes[stage].get(name, 0.0) / planned[name] * blocks
+            behind[name] = reached[name] - (blocks - left[name])
+        parts = {n: min(max(int(behind[n] + 1e-9), 0), left[n]) for n in staged}
+        order = sorted(staged, key=lambda n: parts[n] - behind[n])
+        missing = room - sum(parts.values())
+        for name in order:
+            added = min(max(missing, 0), left[name] - parts[name], 1)
+            parts[name] += added
+            missing -= added
+        for name in [*order, *reversed(order)]:
+            change = max(min(missing, left[name] - parts[name]), -parts[name])
+            parts[name] += change
+            missing -= change
+        for name, blocks in parts.items():
+            left[name] -= blocks
         result.append({n: k for n, k in parts.items() if k})
     return result
 

@@ -90,6 +90,7 @@ def _structure(
     structure: dict[tuple[int, int | None], list[Path]] = {}
     tokens: dict[tuple[int, int | None, str], int] = {}
     dtype = scenario.workload.kv_dtype
+    usable: dict[object, bool] = {}
     for layer, segments in enumerate(allocation):
         reached = 0
         for segment in sorted(segments):
@@ -103,7 +104,11 @@ def _structure(
             if (segment.stage is None) == (path.attends == "stage"):
                 wanted = "a stage" if path.attends == "stage" else "no stage"
                 raise InputError(f"{where} {path.name}", segment.stage, wanted)
-            if not path.available(scenario.hardware, scenario.model.layers[layer], dtype):
+            kind = (scenario.classes[layer], path.name)
+            if kind not in usable:
+                spec = scenario.model.layers[layer]
+                usable[kind] = path.available(scenario.hardware, spec, dtype)
+            if not usable[kind]:
                 raise InputError(
                     where, path.name, f"a path that {scenario.hardware.name} has figures for"
                 )

@@ -129,16 +129,12 @@ def override(
 
     Args:
         profile: the machine to start from.
-        h2d_bytes_per_s: rate of large copies to the GPU. The fixed cost per copy stays; the
-            duplex and pageable rates move with it.
-        flop_per_s: achieved fp16 and bf16 matrix rate; other dtypes and the slopes of measured
-            products move with it.
+        h2d_bytes_per_s: rate of large copies to the GPU; the fixed cost per copy stays.
+        flop_per_s: achieved fp16 and bf16 matrix rate; other dtypes move in proportion.
         hbm_bytes: GPU memory.
         dram_bytes: host memory; 0 is allowed.
-        hbm_bytes_per_s: usable streaming rate of GPU memory; attention and dequantise move
-            with it.
-        host_attention_bytes_per_s: K and V bytes per second of attention on the CPU, for fp16
-            and bf16, with or without grouped-query heads.
+        hbm_bytes_per_s: usable rate of GPU memory; attention and dequantise move with it.
+        host_attention_bytes_per_s: rate of attention on the CPU, fp16 and bf16.
 
     Returns:
         The changed copy; changed numbers are ``assumed``, from the ``command line``.
@@ -146,23 +142,12 @@ def override(
     Raises:
         InputError: not a finite number above zero, or a rate above the link's raw rate.
     """
-    changes: tuple[tuple[str, Any, Callable[[HardwareProfile, Any], _Change]], ...] = (
-        ("h2d_bytes_per_s", h2d_bytes_per_s, _with_h2d),
-        ("flop_per_s", flop_per_s, _with_flop),
-        ("hbm_bytes", hbm_bytes, _with_hbm),
-        ("dram_bytes", dram_bytes, _with_dram),
-        ("hbm_bytes_per_s", hbm_bytes_per_s, _with_hbm_rate),
-        ("host_attention_bytes_per_s", host_attention_bytes_per_s, _with_host_attention),
-    )
-    for name, value, change in changes:
-        if value is None:
-            continue
-        if name in ("hbm_bytes", "dram_bytes"):
-            whole(name, value, least=int(name == "hbm_bytes"))
-        else:
-            positive(name, value)
-        parts, paths = change(profile, value)
-        profile = _changed(profile, f"{name}={value!r}", parts, paths, "command line")
+    given = (h2d_bytes_per_s, flop_per_s, hbm_bytes, dram_bytes, hbm_bytes_per_s,
+             host_attention_bytes_per_s)  # fmt: skip
+    for (name, change), value in zip(_CHANGES.items(), given, strict=True):
+        if value is not None:
+            parts, paths = change(profile, value)
+            profile = _changed(profile, f"{name}={value!r}", parts, paths, "command line")
     return profile
 
 
@@ -207,7 +192,7 @@ _Change = tuple[dict[str, Any], list[str]]
 
 def _with_h2d(profile: HardwareProfile, rate: float) -> _Change:
     link = profile.h2d
-    factor = rate / link.copy.rate()
+    factor = positive("h2d_bytes_per_s", rate) / link.copy.rate()
     changed: dict[str, Any] = {"copy": link.copy.scaled(1 / factor)}
     for name in ("duplex", "pageable"):
         old = getattr(link, f"{name}_bytes_per_s")
@@ -223,7 +208,7 @@ def _with_h2d(profile: HardwareProfile, rate: float) -> _Change:
 def _with_flop(profile: HardwareProfile, rate: float) -> _Change:
     gpu = profile.gpu
     halves = [gpu.flop_per_s[d] for d in ("fp16", "bf16") if d in gpu.flop_per_s]
-    factor = rate / max(halves or gpu.flop_per_s.values())
+    factor = positive("flop_per_s", rate) / max(halves or gpu.flop_per_s.values())
     rates = _times(gpu.flop_per_s, factor) | {"fp16": rate, "bf16": rate}
     curves = tuple(replace(g, seconds=g.seconds.scaled(1 / factor)) for g in gpu.gemm)
     paths = [f"gpu.flop.{dtype}" for dtype in rates]
@@ -232,16 +217,18 @@ def _with_flop(profile: HardwareProfile, rate: float) -> _Change:
 
 
 def _with_hbm(profile: HardwareProfile, size: int) -> _Change:
+    size = whole("hbm_bytes", size)
     return {"gpu": replace(profile.gpu, memory_bytes=size)}, ["gpu.memory"]
 
 
 def _with_dram(profile: HardwareProfile, size: int) -> _Change:
+    size = whole("dram_bytes", size, least=0)
     return {"host": replace(profile.host, dram_bytes=size)}, ["host.dram"]
 
 
 def _with_hbm_rate(profile: HardwareProfile, rate: float) -> _Change:
     gpu = profile.gpu
-    factor = rate / gpu.hbm_bytes_per_s
+    factor = positive("hbm_bytes_per_s", rate) / gpu.hbm_bytes_per_s
     changed = replace(
         gpu,
         hbm_bytes_per_s=rate,
@@ -254,7 +241,7 @@ def _with_hbm_rate(profile: HardwareProfile, rate: float) -> _Change:
 
 
 def _with_host_attention(profile: HardwareProfile, rate: float) -> _Change:
-    rates = {"fp16": rate, "bf16": rate}
+    rates = dict.fromkeys(("fp16", "bf16"), positive("host_attention_bytes_per_s", rate))
     host = replace(
         profile.host,
         attention_bytes_per_s={**profile.host.attention_bytes_per_s, **rates},
@@ -262,6 +249,17 @@ def _with_host_attention(profile: HardwareProfile, rate: float) -> _Change:
     )
     names = ("attention_bandwidth", "attention_gqa_bandwidth")
     return {"host": host}, [f"host.{name}.{dtype}" for name in names for dtype in rates]
+
+
+_CHANGES: dict[str, Callable[[HardwareProfile, Any], _Change]] = {
+    "h2d_bytes_per_s": _with_h2d,
+    "flop_per_s": _with_flop,
+    "hbm_bytes": _with_hbm,
+    "dram_bytes": _with_dram,
+    "hbm_bytes_per_s": _with_hbm_rate,
+    "host_attention_bytes_per_s": _with_host_attention,
+}
+"""What `override` can change, in the order it does."""
 
 
 def _changed(

@@ -71,6 +71,10 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
     Raises:
         InputError: as `read_hardware_file`.
     """
+    try:
+        canonical = json.dumps(document, sort_keys=True, default=str)
+    except (ValueError, RecursionError) as error:  # such as a hexadecimal of 5000 digits
+        raise InputError(file, "content", f"plain numbers and texts ({error})") from None
     top = Table(file, "", document, {}, {})
     if "schema" in document and repr(document["schema"]) != str(SCHEMA):
         raise top.error("schema", document["schema"], f"{SCHEMA}, the known format")
@@ -93,7 +97,7 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
         ),
         "date": top.date("date"),
     }  # fmt: skip
-    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
     return top.build(
         HardwareProfile, **fields, provenance=top.provenance, residuals=top.residuals, digest=digest
     )

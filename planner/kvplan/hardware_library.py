@@ -22,8 +22,8 @@ def hardware_aliases() -> dict[str, tuple[str, ...]]:
     Names are those of the files; ``hwprofiles/index.toml`` repeats their aliases, so that a
     name is found without reading every file.
 
-    >>> hardware_aliases()["h200-sxm-141gb"]
-    ('h200',)
+    >>> hardware_aliases()["a100-40gb-pcie"]
+    ('a100', 'a100-40gb')
     """
     folder = data_dir("hwprofiles")
     index = tomllib.loads((folder / _INDEX).read_text(encoding="utf-8"))

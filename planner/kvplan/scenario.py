@@ -135,7 +135,7 @@ class Scenario:
 
     def _default(self) -> tuple[Path, ...]:
         names = ["resident", "fetch", "recompute", "recompute_resident"]
-        if self.hardware.host.attention_measured:
+        if self.hardware.host_attention_measured:
             names.append("attend_host")
         if self.capacity["disk"] > 0:
             names.append("fetch_disk")

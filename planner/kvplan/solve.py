@@ -1,0 +1,459 @@
+"""The search: axis, stages, queue depth, paths; rounding to blocks; the certificate.
+
+Every candidate first gets a lower bound from the fluid program, then its allocation is played on
+one unit of the step graph. The best are rounded to blocks and judged on the whole graph. The
+least bound over all candidates bounds every plan of the search space, so the distance between it
+and the chosen plan is proven.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplan import fluid, program
+from kvplan.allocation import Allocation, rounded, stage_mixes
+from kvplan.errors import InfeasibleError
+from kvplan.evaluate import Evaluation, evaluate
+from kvplan.model import ModelSpec
+from kvplan.paths import REGISTRY, Path
+from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
+from kvplan.simulate import simulate
+from kvplan.step import StepGraph, Structure, build_step, group_of
+from kvplan.units import format_bytes
+
+NEAR = 1e-3
+"""Steps that differ by less than this share count as equal; the simpler schedule is taken."""
+
+GOOD_GAP = 5e-3
+"""A gap above this share is worth solving the full program for."""
+
+LARGEST_PROGRAM = 2500
+"""Operations up to which the full program of a graph is solved in the search."""
+
+PATTERNS = ("grouped", "even")
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One schedule under consideration.
+
+    Args:
+        schedule: axis, stages, queue depth.
+        unit: its step graph with every allowed path, of one unit where layers repeat.
+        relaxation: optimum of the fluid program.
+        bound_s: proven lower bound on its step.
+        trial_s: step of the fractional allocation on the unit; infinite until played.
+        pattern: how stages are mixed, that of the best trial.
+    """
+
+    schedule: Schedule
+    unit: StepGraph
+    relaxation: fluid.Fluid
+    bound_s: float
+    trial_s: float = float("inf")
+    pattern: str | Sequence[Mapping[str, float]] = "grouped"
+    solved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What the search found.
+
+    Args:
+        best: the judged allocation.
+        bound_s: lower bound over the whole search space.
+        relaxation: fluid optimum of the chosen schedule, for duals.
+        considered: schedules with a bound.
+        judged: allocations played on the whole graph.
+    """
+
+    best: Evaluation
+    bound_s: float
+    relaxation: fluid.Fluid
+    considered: int
+    judged: int
+
+    @property
+    def gap(self) -> float:
+        """Proven distance from the optimum, as a share of the bound."""
+        return max(self.best.step_s / self.bound_s - 1.0, 0.0) if self.bound_s > 0 else 0.0
+
+
+def search(scenario: Scenario) -> Search:
+    """Find a plan and prove how good it is.
+
+    Raises:
+        InfeasibleError: nothing fits; names the budget and the smallest change.
+    """
+    resident = everything_resident(scenario)
+    if resident is not None:
+        return resident
+    candidates = bounded_candidates(scenario)
+    if not candidates:
+        raise explain_infeasible(scenario)
+    for candidate in candidates:
+        try_on_unit(scenario, candidate)
+    candidates += deeper_candidates(scenario, candidates)
+    best, chosen, judged = judge(scenario, candidates)
+    if best is None or chosen is None:
+        raise explain_infeasible(scenario)
+    bound_s = min(c.bound_s for c in candidates)
+    if best.step_s > bound_s * (1 + GOOD_GAP):
+        best, chosen, extra = tighten(scenario, candidates, best, chosen)
+        judged += extra
+        bound_s = min(c.bound_s for c in candidates)
+    return Search(best, min(bound_s, best.step_s), chosen.relaxation, len(candidates), judged)
+
+
+def everything_resident(scenario: Scenario) -> Search | None:
+    """The plan without offload, if everything fits in HBM."""
+    if all("resident" not in (p.name for p in paths) for paths in scenario.paths.values()):
+        return None
+    allocation = rounded(
+        tokens=[scenario.cached_tokens(i) for i in range(len(scenario.model.layers))],
+        targets=[{"resident": 1.0}] * len(scenario.model.layers), classes=scenario.classes,
+        axis="token", stages=1, block=scenario.workload.block,
+    )  # fmt: skip
+    schedule = Schedule(stages=1, queue_depth=1, boundary=scenario.options.boundary,
+                        mode=scenario.options.mode)  # fmt: skip
+    evaluation = evaluate(scenario, schedule, allocation)
+    if evaluation.overflow(scenario.capacity) is not None:
+        return None
+    relaxation = fluid.bound(evaluation.graph, scenario.classes, scenario.capacity)
+    assert relaxation is not None
+    return Search(evaluation, min(relaxation.step_s, evaluation.step_s), relaxation, 1, 1)
+
+
+def schedules(scenario: Scenario, stream_weights: bool, depth: int) -> Iterator[Schedule]:
+    """Every schedule of one queue depth, simple ones first."""
+    options, layers = scenario.options, len(scenario.model.layers)
+    for axis in options.axes:
+        for stages in sorted(set(options.stages)):
+            if axis == "token" or stages <= layers:
+                yield Schedule(axis=axis, stages=stages, queue_depth=depth,
+                               boundary=options.boundary, mode=options.mode,
+                               stream_weights=stream_weights)  # fmt: skip
+
+
+def bounded_candidates(scenario: Scenario) -> list[Candidate]:
+    """A bound for every axis and stage count that fits, at the least queue depth.
+
+    Weights are streamed only where they must be, unless asked for.
+    """
+    tries = {"resident": (False,), "streamed": (True,), "auto": (False, True)}
+    for stream in tries[scenario.options.weights]:
+        found: list[Candidate] = []
+        for schedule in schedules(scenario, stream, min(scenario.options.queue_depths)):
+            unit = unit_graph(scenario, schedule)
+            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
+            if relaxation is not None:
+                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
+        if found:
+            return found
+    return []
+
+
+def deeper_candidates(scenario: Scenario, shallow: Sequence[Candidate]) -> list[Candidate]:
+    """The same schedules with more buffers, where these could be better by more than NEAR.
+
+    More buffers take HBM, so the bound of a schedule never falls with its queue depth; the bound
+    of the least depth stands for all that are not built.
+    """
+    found: list[Candidate] = []
+    for depth in sorted(set(scenario.options.queue_depths))[1:]:
+        best_s = min(c.trial_s for c in [*shallow, *found])
+        for candidate in shallow:
+            if candidate.bound_s * (1 + NEAR) >= best_s:
+                continue
+            schedule = dataclasses.replace(candidate.schedule, queue_depth=depth)
+            unit = with_queue_depth(candidate.unit, schedule)
+            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
+            if relaxation is not None:
+                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
+                try_on_unit(scenario, found[-1])
+    return found
+
+
+def with_queue_depth(graph: StepGraph, schedule: Schedule) -> StepGraph:
+    """The graph's variables and buffers at another queue depth; its edges stay as they were."""
+    before = graph.schedule.queue_depth
+    buffers = [
+        dataclasses.replace(b, count=schedule.queue_depth) if b.count == before else b
+        for b in graph.buffers
+    ]
+    return dataclasses.replace(graph, buffers=buffers, schedule=schedule)
+
+
+def unit_layers(model: ModelSpec, schedule: Schedule) -> list[int] | None:
+    """The shortest run of layers that, repeated, makes the model and whole stages; None if all."""
+    count = len(model.layers)
+    step = 1 if schedule.axis == "token" else count // schedule.stages
+    if schedule.axis == "layer" and count % schedule.stages:
+        return None
+    for size in range(step, count // 2 + 1, step):
+        if count % size == 0 and all(
+            model.layers[i] == model.layers[i % size] for i in range(count)
+        ):
+            return list(range(size))
+    return None
+
+
+def full_structure(
+    scenario: Scenario, schedule: Schedule, layers: Sequence[int]
+) -> Structure:
+    """Every allowed path in every layer and stage."""
+    structure: dict[tuple[int, int | None], tuple[Path, ...]] = {}
+    count = len(scenario.model.layers)
+    for layer in layers:
+        paths = scenario.paths[scenario.model.layers[layer]]
+        structure[layer, None] = tuple(p for p in paths if p.attends != "stage")
+        staged = tuple(p for p in paths if p.attends == "stage")
+        if schedule.axis == "token":
+            stages: Sequence[int] = range(schedule.stages)
+        else:
+            stages = (group_of(layer, count, schedule.stages),)
+        structure.update({(layer, stage): staged for stage in stages})
+    return structure
+
+
+def unit_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
+    """The step graph of one unit with every allowed path in every stage."""
+    unit = unit_layers(scenario.model, schedule)
+    layers = range(len(scenario.model.layers)) if unit is None else unit
+    return build_step(
+        scenario.model, scenario.hardware, scenario.workload, schedule,
+        full_structure(scenario, schedule, layers), unit,
+    )  # fmt: skip
+
+
+def targets(scenario: Scenario, relaxation: fluid.Fluid) -> list[dict[str, float]]:
+    """Tokens per path of every layer, as the fluid program wants them."""
+    return [
+        {path: tokens for (of, path), tokens in relaxation.tokens.items()
+         if of == scenario.classes[layer] and path != "stream_weights"}
+        for layer in range(len(scenario.model.layers))
+    ]  # fmt: skip
+
+
+def streamed(scenario: Scenario, relaxation: fluid.Fluid) -> list[float]:
+    """Share of every layer's weights to stream."""
+    return [
+        min(relaxation.tokens.get((each, "stream_weights"), 0.0), 1.0)
+        for each in scenario.classes
+    ]
+
+
+def try_on_unit(scenario: Scenario, candidate: Candidate) -> None:
+    """Play the fractional allocation on one unit, with each pattern of mixing stages."""
+    unit = unit_layers(scenario.model, candidate.schedule)
+    if unit is None:
+        candidate.trial_s = candidate.bound_s
+        return
+    for pattern in PATTERNS:
+        step_s = play_unit(scenario, candidate, pattern, unit)
+        if step_s < candidate.trial_s:
+            candidate.trial_s, candidate.pattern = step_s, pattern
+
+
+def round_to(
+    scenario: Scenario, candidate: Candidate, pattern: str | Sequence[Mapping[str, float]],
+    block: int, layers: int,
+) -> Allocation:  # fmt: skip
+    """Round the candidate's allocation to blocks, for its first layers."""
+    wanted = targets(scenario, candidate.relaxation)[:layers]
+    count = [scenario.cached_tokens(i) for i in range(layers)]
+    schedule = candidate.schedule
+    stages = schedule.stages
+    if schedule.axis == "layer" and layers < len(scenario.model.layers):
+        stages = layers * stages // len(scenario.model.layers)
+    return rounded(count, wanted, scenario.classes[:layers], schedule.axis, stages, block, pattern)
+
+
+def play_unit(
+    scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequence[int]
+) -> float:
+    """Step of the fractional allocation of one unit, in which absent paths cost nothing."""
+    schedule, wanted = candidate.schedule, targets(scenario, candidate.relaxation)
+    structure: dict[tuple[int, int | None], list[Path]] = {}
+    tokens: dict[tuple[int, int | None, str], float] = {}
+    for layer in unit:
+        present = {n: t for n, t in wanted[layer].items() if t > 1e-6 * scenario.cached_tokens(0)}
+        staged = {n: t for n, t in present.items() if REGISTRY[n].attends == "stage"}
+        if schedule.axis == "token":
+            mixes = list(enumerate(stage_mixes(staged, schedule.stages, pattern)))
+        else:
+            mixes = [(group_of(layer, len(scenario.model.layers), schedule.stages), staged)]
+        places = [(stage, name, count) for stage, mix in mixes for name, count in mix.items()]
+        places += [(None, n, t) for n, t in present.items() if n not in staged]
+        for stage, name, count in places:
+            if count > 0:
+                tokens[layer, stage, name] = count
+                structure.setdefault((layer, stage), []).append(REGISTRY[name])
+    shares = streamed(scenario, candidate.relaxation)
+    graph = build_step(scenario.model, scenario.hardware, scenario.workload, schedule,
+                       structure, unit)  # fmt: skip
+    values = [
+        shares[v.layer] if v.path == "stream_weights" else tokens[v.layer, v.stage, v.path]
+        for v in graph.variables
+    ]
+    return simulate(graph, values).step_s
+
+
+def judge(
+    scenario: Scenario, candidates: Sequence[Candidate]
+) -> tuple[Evaluation | None, Candidate | None, int]:
+    """Round and play the best candidates whole, until no other can be better by more than NEAR."""
+    least = min(c.trial_s for c in candidates)
+    near = [c for c in candidates if c.trial_s <= least * (1 + NEAR)]
+    rest = sorted((c for c in candidates if c not in near), key=lambda c: c.trial_s)
+    best: Evaluation | None = None
+    chosen: Candidate | None = None
+    judged = 0
+    for candidate in [*sorted(near, key=simplicity), *rest]:
+        if best is not None and best.step_s <= candidate.trial_s * (1 + NEAR):
+            break
+        evaluation = fitted(scenario, candidate)
+        judged += 1
+        if evaluation is not None and (
+            best is None or evaluation.step_s < best.step_s * (1 - NEAR)
+        ):
+            best, chosen = evaluation, candidate
+    return best, chosen, judged
+
+
+def simplicity(candidate: Candidate) -> tuple[int, int, int]:
+    """Token ranges before groups of layers, few stages before many, few buffers before many."""
+    schedule = candidate.schedule
+    return (schedule.axis != "token", schedule.stages, schedule.queue_depth)
+
+
+def fitted(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
+    """Round a candidate; where rounding overflows a tier, plan again with that much less."""
+    capacity = dict(scenario.capacity)
+    layers = len(scenario.model.layers)
+    trial = candidate
+    margin = block_bytes(scenario, candidate.unit)
+    for _ in range(8):
+        allocation = round_to(scenario, trial, trial.pattern, scenario.workload.block, layers)
+        evaluation = evaluate(
+            scenario, trial.schedule, allocation, streamed(scenario, trial.relaxation)
+        )
+        over = evaluation.overflow(scenario.capacity)
+        if over is None:
+            return evaluation
+        capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
+        relaxation = fluid.bound(trial.unit, scenario.classes, capacity, scenario.quality)
+        if relaxation is None:
+            return None
+        trial = dataclasses.replace(candidate, relaxation=relaxation)
+    return None
+
+
+def block_bytes(scenario: Scenario, graph: StepGraph) -> dict[str, float]:
+    """Bytes that rounding one block of one layer can move in each tier."""
+    repeat = len(scenario.model.layers) // len(graph.tokens)
+    most: dict[str, float] = {}
+    for variable in graph.variables:
+        if variable.path != "stream_weights":
+            for tier, size in variable.stored.items():
+                block = size * scenario.workload.block / repeat
+                most[tier] = max(most.get(tier, 0.0), block)
+    return most
+
+
+def tighten(
+    scenario: Scenario, candidates: Sequence[Candidate], best: Evaluation, chosen: Candidate
+) -> tuple[Evaluation, Candidate, int]:
+    """Solve the full program where the fluid one leaves a gap, for better bounds and mixes."""
+    judged = 0
+    for candidate in sorted(candidates, key=lambda c: (c.bound_s, simplicity(c))):
+        bound_s = min(c.bound_s for c in candidates)
+        if best.step_s <= bound_s * (1 + GOOD_GAP):
+            break
+        if len(candidate.unit.operations) > LARGEST_PROGRAM or candidate.solved:
+            continue
+        candidate.solved = True
+        unit = unit_graph(scenario, candidate.schedule)
+        statement = program.state(
+            unit, scenario.capacity, quality=scenario.quality, relaxed=True,
+            block=scenario.workload.block,
+        )  # fmt: skip
+        solution = program.solve(statement)
+        if solution is None:
+            candidate.bound_s = float("inf")
+            continue
+        candidate.bound_s = max(candidate.bound_s, solution.step_s)
+        if candidate.bound_s >= best.step_s:
+            continue
+        evaluation = fitted(scenario, from_program(scenario, candidate, unit, solution))
+        judged += 1
+        if evaluation is not None and evaluation.step_s < best.step_s:
+            best, chosen = evaluation, candidate
+    return best, chosen, judged
+
+
+def from_program(
+    scenario: Scenario, candidate: Candidate, unit: StepGraph, solution: program.Solution
+) -> Candidate:
+    """The candidate with the full program's tokens, and its mix of stages where layers agree."""
+    tokens: dict[tuple[int, str], float] = {}
+    layers: dict[int, set[int]] = {}
+    for variable in unit.variables:
+        layers.setdefault(scenario.classes[variable.layer], set()).add(variable.layer)
+    mixes: list[dict[str, float]] = [{} for _ in range(candidate.schedule.stages)]
+    for variable, value in zip(unit.variables, solution.values, strict=True):
+        key = (scenario.classes[variable.layer], variable.path)
+        tokens[key] = tokens.get(key, 0.0) + max(value, 0.0) / len(layers[key[0]])
+        if variable.stage is not None and candidate.schedule.axis == "token":
+            mix = mixes[variable.stage]
+            mix[variable.path] = mix.get(variable.path, 0.0) + max(value, 0.0)
+    relaxation = dataclasses.replace(candidate.relaxation, tokens=tokens)
+    pattern = mixes if len(layers) == 1 and candidate.schedule.axis == "token" else "even"
+    return dataclasses.replace(candidate, relaxation=relaxation, pattern=pattern)
+
+
+def explain_infeasible(scenario: Scenario) -> InfeasibleError:
+    """Which budget binds, and the smallest change that makes a plan possible."""
+    stream = scenario.options.weights != "resident"
+    least: tuple[float, dict[str, float]] | None = None
+    for schedule in schedules(scenario, stream, min(scenario.options.queue_depths)):
+        unit = unit_graph(scenario, schedule)
+        found = fluid.shortfall(unit, scenario.classes, scenario.capacity, scenario.quality)
+        total = sum(found.shortfall_bytes.values())
+        if least is None or total < least[0]:
+            least = (total, found.shortfall_bytes)
+    assert least is not None
+    short = {tier: size for tier, size in least[1].items() if size > 0.5}
+    short = short or {"hbm": float(scenario.workload.block)}
+    tier = max(sorted(short), key=lambda t: short[t])
+    flag = {"hbm": "--hbm", "dram": "--dram", "pinned": "--pinned", "disk": "--disk"}[tier]
+    have = scenario.capacity[tier]
+    change = f"give {flag} at least {format_bytes(have + short[tier] * 1.01)}"
+    smaller = largest_batch(scenario)
+    if smaller:
+        change += f" or lower --batch to {smaller}"
+    return InfeasibleError(
+        tier, f"{format_bytes(short[tier])} short of a budget of {format_bytes(have)}", change
+    )
+
+
+def largest_batch(scenario: Scenario) -> int:
+    """The largest smaller batch that some schedule can hold; 0 if none."""
+    low, high = 0, scenario.workload.batch
+    while high - low > 1:
+        batch = (low + high) // 2
+        workload = dataclasses.replace(scenario.workload, batch=batch, micro_batches=1)
+        trial = dataclasses.replace(scenario, workload=workload)
+        if fits(trial):
+            low = batch
+        else:
+            high = batch
+    return low
+
+
+def fits(scenario: Scenario) -> bool:
+    """Whether any schedule has a fluid plan, or everything is resident."""
+    return everything_resident(scenario) is not None or bool(bounded_candidates(scenario))
