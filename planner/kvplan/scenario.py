@@ -66,13 +66,25 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A model on a machine with a workload: everything a plan depends on."""
+    """A model on a machine with a workload: everything a plan depends on.
+
+    Args:
+        model: the model.
+        hardware: the machine, overrides applied.
+        workload: the batch.
+        budgets: memory that may be used.
+        options: what the search may choose from.
+        hardware_file: where the profile came from, if not from the library.
+        overrides: figures of the profile changed by hand, as `hardware.override` takes them.
+    """
 
     model: ModelSpec
     hardware: HardwareProfile
     workload: Workload
     budgets: Budgets = field(default_factory=Budgets)
     options: Options = field(default_factory=Options)
+    hardware_file: str | None = None
+    overrides: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def capacity(self) -> dict[str, float]:
@@ -141,10 +153,3 @@ class Scenario:
             names.append("fetch_disk")
         names += [f"fetch_{precision}" for precision in self.options.allow]
         return find(names)
-
-    def without_offload(self) -> Scenario:
-        """The same question with everything in HBM."""
-        options = Options(paths=("resident",), boundary=self.options.boundary,
-                          mode=self.options.mode, weights="resident")  # fmt: skip
-        return Scenario(model=self.model, hardware=self.hardware, workload=self.workload,
-                        budgets=self.budgets, options=options)  # fmt: skip

@@ -24,6 +24,8 @@ class Schedule:
         boundary: ``overlap`` lets copies of the next step start during the tail of this one;
             ``barrier`` starts a step only when the last one has ended, as a replayed CUDA graph
             that holds the copies does.
+        prefetch: whether copies run ahead of the layer they are for, as far as buffers allow;
+            without it a layer's copies start when the layer has projected its query.
         mode: ``graph``: launches cost nothing; ``eager``: the launching thread is a resource.
         stream_weights: whether a share of each layer's weights may cross the link every step.
     """
@@ -32,6 +34,7 @@ class Schedule:
     stages: int = 4
     queue_depth: int = 3
     boundary: str = "overlap"
+    prefetch: bool = True
     mode: str = "graph"
     stream_weights: bool = False
 

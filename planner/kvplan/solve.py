@@ -33,6 +33,9 @@ GOOD_GAP = 5e-3
 LARGEST_PROGRAM = 2500
 """Operations up to which the full program of a graph is solved in the search."""
 
+POLISHED = 4
+"""Candidates whose split of tokens is refined by the full program where a gap is left."""
+
 PATTERNS = ("grouped", "even")
 
 
@@ -272,15 +275,16 @@ def round_to(
     return rounded(count, wanted, scenario.classes[:layers], schedule.axis, stages, block, pattern)
 
 
-def play_unit(
-    scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequence[int]
-) -> float:
-    """Step of the fractional allocation of one unit, in which absent paths cost nothing."""
+def fractional(
+    scenario: Scenario, candidate: Candidate, pattern: str, layers: Sequence[int]
+) -> tuple[dict[tuple[int, int | None], list[Path]], dict[tuple[int, int | None, str], float]]:
+    """Paths and tokens of every layer and stage, before rounding to blocks."""
     schedule, wanted = candidate.schedule, targets(scenario, candidate.relaxation)
     structure: dict[tuple[int, int | None], list[Path]] = {}
     tokens: dict[tuple[int, int | None, str], float] = {}
-    for layer in unit:
-        present = {n: t for n, t in wanted[layer].items() if t > 1e-6 * scenario.cached_tokens(0)}
+    for layer in layers:
+        least = 1e-6 * scenario.cached_tokens(layer)
+        present = {n: t for n, t in wanted[layer].items() if t > least}
         staged = {n: t for n, t in present.items() if REGISTRY[n].attends == "stage"}
         if schedule.axis == "token":
             mixes = list(enumerate(stage_mixes(staged, schedule.stages, pattern)))
@@ -292,8 +296,16 @@ def play_unit(
             if count > 0:
                 tokens[layer, stage, name] = count
                 structure.setdefault((layer, stage), []).append(REGISTRY[name])
+    return structure, tokens
+
+
+def play_unit(
+    scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequence[int]
+) -> float:
+    """Step of the fractional allocation of one unit, in which absent paths cost nothing."""
+    structure, tokens = fractional(scenario, candidate, pattern, unit)
     shares = streamed(scenario, candidate.relaxation)
-    graph = build_step(scenario.model, scenario.hardware, scenario.workload, schedule,
+    graph = build_step(scenario.model, scenario.hardware, scenario.workload, candidate.schedule,
                        structure, unit)  # fmt: skip
     values = [
         shares[v.layer] if v.path == "stream_weights" else tokens[v.layer, v.stage, v.path]
@@ -334,7 +346,8 @@ def fitted(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
     """Round a candidate; where rounding overflows a tier, plan again with that much less."""
     capacity = dict(scenario.capacity)
     layers = len(scenario.model.layers)
-    trial = candidate
+    trial = whole_blocks_away(scenario, candidate)
+    quality = {**scenario.quality, **away_shares(scenario, trial)}
     margin = block_bytes(scenario, candidate.unit)
     for _ in range(8):
         allocation = round_to(scenario, trial, trial.pattern, scenario.workload.block, layers)
@@ -345,11 +358,49 @@ def fitted(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
         if over is None:
             return evaluation
         capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
-        relaxation = fluid.bound(trial.unit, scenario.classes, capacity, scenario.quality)
+        relaxation = fluid.bound(trial.unit, scenario.classes, capacity, quality)
         if relaxation is None:
             return None
-        trial = dataclasses.replace(candidate, relaxation=relaxation)
+        trial = dataclasses.replace(trial, relaxation=relaxation)
     return None
+
+
+def away_shares(scenario: Scenario, candidate: Candidate) -> dict[str, float]:
+    """Share of all tokens that each path attended where it lies takes."""
+    total = sum(scenario.cached_tokens(i) for i in range(len(scenario.model.layers)))
+    shares: dict[str, float] = {}
+    for wanted in targets(scenario, candidate.relaxation):
+        for name, tokens in wanted.items():
+            if REGISTRY[name].attends == "away" and total:
+                shares[name] = shares.get(name, 0.0) + tokens / total
+    return shares
+
+
+def whole_blocks_away(scenario: Scenario, candidate: Candidate) -> Candidate:
+    """The candidate with whole blocks attended where they lie, the same in all equal layers.
+
+    The link can work ahead and make up for a layer with one block more; what attends elsewhere
+    needs the query first and cannot, so a layer with one block more there is late.
+    """
+    block, tokens = scenario.workload.block, dict(candidate.relaxation.tokens)
+    changed = False
+    for (of, name), count in candidate.relaxation.tokens.items():
+        if name not in REGISTRY or REGISTRY[name].attends != "away" or count % block < 1e-6:
+            continue
+        whole = count // block * block
+        others = {k: t for k, t in tokens.items() if k[0] == of and k[1] != name and t > 0
+                  and k[1] in REGISTRY and REGISTRY[k[1]].attends == "stage"}  # fmt: skip
+        if not others:
+            continue
+        total = sum(others.values())
+        for key, t in others.items():
+            tokens[key] = t * (1 + (count - whole) / total)
+        tokens[of, name] = whole
+        changed = True
+    if not changed:
+        return candidate
+    relaxation = dataclasses.replace(candidate.relaxation, tokens=tokens)
+    return dataclasses.replace(candidate, relaxation=relaxation)
 
 
 def block_bytes(scenario: Scenario, graph: StepGraph) -> dict[str, float]:
@@ -367,32 +418,51 @@ def block_bytes(scenario: Scenario, graph: StepGraph) -> dict[str, float]:
 def tighten(
     scenario: Scenario, candidates: Sequence[Candidate], best: Evaluation, chosen: Candidate
 ) -> tuple[Evaluation, Candidate, int]:
-    """Solve the full program where the fluid one leaves a gap, for better bounds and mixes."""
+    """Solve full programs where the fluid ones leave a gap, for better mixes and bounds."""
     judged = 0
-    for candidate in sorted(candidates, key=lambda c: (c.bound_s, simplicity(c))):
+    small = [c for c in candidates if len(c.unit.operations) <= LARGEST_PROGRAM]
+    for candidate in sorted(small, key=lambda c: c.trial_s)[:POLISHED]:
         bound_s = min(c.bound_s for c in candidates)
-        if best.step_s <= bound_s * (1 + GOOD_GAP):
+        if best.step_s <= bound_s * (1 + GOOD_GAP) or candidate.trial_s > best.step_s:
             break
-        if len(candidate.unit.operations) > LARGEST_PROGRAM or candidate.solved:
-            continue
-        candidate.solved = True
-        unit = unit_graph(scenario, candidate.schedule)
+        for pattern in PATTERNS:
+            polished = polish(scenario, candidate, pattern)
+            evaluation = fitted(scenario, polished) if polished else None
+            judged += 1
+            if evaluation is not None and evaluation.step_s < best.step_s:
+                best, chosen = evaluation, candidate
+    raise_bounds(scenario, small, best.step_s)
+    return best, chosen, judged
+
+
+def raise_bounds(scenario: Scenario, candidates: Sequence[Candidate], step_s: float) -> None:
+    """Replace the least fluid bound by that of the full program, until it no longer rises."""
+    for _ in candidates:
+        lowest = min(candidates, key=lambda c: c.bound_s)
+        if lowest.solved or step_s <= lowest.bound_s * (1 + GOOD_GAP):
+            return
+        lowest.solved = True
         statement = program.state(
-            unit, scenario.capacity, quality=scenario.quality, relaxed=True,
-            block=scenario.workload.block,
+            unit_graph(scenario, lowest.schedule), scenario.capacity, quality=scenario.quality,
+            relaxed=True, block=scenario.workload.block,
         )  # fmt: skip
         solution = program.solve(statement)
-        if solution is None:
-            candidate.bound_s = float("inf")
-            continue
-        candidate.bound_s = max(candidate.bound_s, solution.step_s)
-        if candidate.bound_s >= best.step_s:
-            continue
-        evaluation = fitted(scenario, from_program(scenario, candidate, unit, solution))
-        judged += 1
-        if evaluation is not None and evaluation.step_s < best.step_s:
-            best, chosen = evaluation, candidate
-    return best, chosen, judged
+        solved_s = float("inf") if solution is None else solution.step_s
+        lowest.bound_s = max(lowest.bound_s, solved_s)
+
+
+def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate | None:
+    """The best split of tokens for the operations that a pattern leaves in each stage."""
+    unit = unit_layers(scenario.model, candidate.schedule)
+    layers = list(range(len(scenario.model.layers))) if unit is None else unit
+    structure, _ = fractional(scenario, candidate, pattern, layers)
+    graph = build_step(scenario.model, scenario.hardware, scenario.workload, candidate.schedule,
+                       structure, unit)  # fmt: skip
+    statement = program.state(
+        graph, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
+    )
+    solution = program.solve(statement)
+    return None if solution is None else from_program(scenario, candidate, graph, solution)
 
 
 def from_program(

@@ -361,7 +361,8 @@ class _Builder:
             variables.append(variable)
             size = path.staging_bytes(spec, dtype) * self.workload.micro_batch
             tenant[variable] = tenant.get(variable, 0.0) + size
-            ready += self.walk(layer, micro_batch, stage, path, variable, enters)
+            waits = [] if self.schedule.prefetch else [projected]
+            ready += self.walk(layer, micro_batch, stage, path, variable, enters, waits)
         curve, kernels = self.attention(spec)
         attend = self.add(
             Operation("attend", "gpu", curve, tuple(variables), layer=layer, stage=stage,
@@ -386,14 +387,14 @@ class _Builder:
 
     def walk(
         self, layer: int, micro_batch: int, stage: int, path: Path, variable: int,
-        enters: list[int],
+        enters: list[int], waits: list[int],
     ) -> list[int]:  # fmt: skip
         """The legs of a path in one stage, one after the other; returns the last one.
 
         The first leg that is not a disk read writes to the staging buffer; a disk read fills a
         host buffer, which the leg behind it empties.
         """
-        last: list[int] = []
+        last = waits
         host_buffer: list[int] | None = None
         staged = False
         for leg in self.path_legs(self.model.layers[layer], path):

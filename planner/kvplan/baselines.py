@@ -1,0 +1,187 @@
+"""Plans that people run today, as rungs of a ladder; each goes through the same judge.
+
+A rung is an evaluation or the reason why it is not possible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvplan import cost, kvpr, solve
+from kvplan.allocation import rounded
+from kvplan.dtypes import element_bytes
+from kvplan.errors import InfeasibleError
+from kvplan.evaluate import Evaluation, evaluate, refuse_overflow
+from kvplan.scenario import Options, Scenario
+from kvplan.schedule import Schedule
+
+RULE_OF_THUMB_RATIO = 0.3
+"""Middle of "recompute 20 to 40 % where the link is under 10 % of compute"."""
+
+RULE_OF_THUMB_LINK = 0.1
+"""Bytes per second of the link over FLOP per second below which the rule applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """One trivial or published plan.
+
+    Args:
+        name: key in JSON.
+        title: for people.
+        plan: scenario to evaluation, or the reason why it is not possible.
+    """
+
+    name: str
+    title: str
+    plan: Callable[[Scenario], Evaluation | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A baseline's result: its evaluation, or None and the reason."""
+
+    name: str
+    title: str
+    evaluation: Evaluation | None
+    reason: str | None
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of one decode step; None where it is not possible."""
+        return self.evaluation.step_s if self.evaluation else None
+
+
+def forced(
+    scenario: Scenario, schedule: Schedule, shares: Mapping[str, float], block: int | None = None
+) -> Evaluation | str:
+    """The same shares of tokens per path in every layer.
+
+    Where weights are streamed, as small a share of them is as the HBM budget allows.
+
+    Args:
+        scenario: model, machine, workload, budgets.
+        schedule: how the step is pipelined.
+        shares: path to share of tokens.
+        block: tokens per block; None takes the workload's.
+
+    Returns:
+        The evaluation, or why a tier does not hold it.
+    """
+    layers = range(len(scenario.model.layers))
+    allocation = rounded(
+        [scenario.cached_tokens(i) for i in layers], [dict(shares) for _ in layers],
+        scenario.classes, schedule.axis, schedule.stages,
+        scenario.workload.block if block is None else block, "grouped",
+    )  # fmt: skip
+    evaluation = evaluate(scenario, schedule, allocation, [1.0 for _ in layers])
+    if schedule.stream_weights:
+        room = scenario.capacity["hbm"] - evaluation.memory_bytes["hbm"]
+        weights = sum(cost.weight_bytes(scenario.model, layer) for layer in scenario.model.layers)
+        share = min(max(1.0 - room / weights, 0.0), 1.0)
+        evaluation = evaluate(scenario, schedule, allocation, [share for _ in layers])
+    reason = refuse_overflow(evaluation, scenario.capacity)
+    return reason if reason else evaluation
+
+
+def _schedule(scenario: Scenario, **changes: object) -> Schedule:
+    """A schedule with the scenario's launch mode; weights are streamed if they do not fit."""
+    options = scenario.options
+    weights = sum(cost.weight_bytes(scenario.model, layer) for layer in scenario.model.layers)
+    fits = weights + cost.shared_weight_bytes(scenario.model) < scenario.capacity["hbm"]
+    stream = options.weights == "streamed" or (options.weights == "auto" and not fits)
+    base = Schedule(boundary=options.boundary, mode=options.mode, stream_weights=stream)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def no_offload(scenario: Scenario) -> Evaluation | str:
+    """Everything in HBM."""
+    schedule = _schedule(scenario, stages=1, queue_depth=1, stream_weights=False)
+    return forced(scenario, schedule, {"resident": 1.0})
+
+
+def synchronous_fetch(scenario: Scenario) -> Evaluation | str:
+    """All K and V in host memory; a layer copies, then computes."""
+    schedule = _schedule(scenario, stages=1, queue_depth=1, prefetch=False)
+    return forced(scenario, schedule, {"fetch": 1.0})
+
+
+def overlapped_fetch(scenario: Scenario) -> Evaluation | str:
+    """All K and V in host memory; the next layer is copied into a second buffer meanwhile."""
+    return forced(scenario, _schedule(scenario, stages=1, queue_depth=2), {"fetch": 1.0})
+
+
+def staged_pipeline(scenario: Scenario) -> Evaluation | str:
+    """Stages of a layer need small buffers, so K and V fill the HBM that is left."""
+    options = Options(
+        paths=("resident", "fetch"), axes=("token",), stages=(4,), queue_depths=(3,),
+        boundary=scenario.options.boundary, mode=scenario.options.mode,
+        weights=scenario.options.weights,
+    )  # fmt: skip
+    try:
+        return solve.search(dataclasses.replace(scenario, options=options)).best
+    except InfeasibleError as error:
+        return f"{error.budget}: {error.reason}"
+
+
+def kvpr_layer(scenario: Scenario) -> kvpr.Layer:
+    """The first layer as KVPR's cost model sees it, at the machine's link and matrix rates."""
+    spec, workload, hardware = scenario.model.layers[0], scenario.workload, scenario.hardware
+    return kvpr.Layer(
+        batch=workload.batch, hidden=spec.hidden, kv_elements=spec.kv_elements,
+        element_bytes=element_bytes(workload.kv_dtype), tokens=workload.tokens,
+        prompt=workload.context, link_bytes_per_s=hardware.h2d.copy.rate(),
+        flop_per_s=cost.flop_per_s(hardware, scenario.model.weight_dtype),
+    )  # fmt: skip
+
+
+def kvpr_serial(scenario: Scenario) -> Evaluation | str:
+    """KVPR's split, activations first and no prefetch over layers, one value for all layers."""
+    split = kvpr.serial_split(kvpr_layer(scenario))
+    return _split(scenario, split, _schedule(scenario, stages=1, queue_depth=1, prefetch=False))
+
+
+def kvpr_pipelined(scenario: Scenario) -> Evaluation | str:
+    """KVPR's split with the next layer prefetched."""
+    split = kvpr.pipelined_split(kvpr_layer(scenario))
+    return _split(scenario, split, _schedule(scenario, stages=1, queue_depth=2))
+
+
+def _split(scenario: Scenario, split: int, schedule: Schedule) -> Evaluation | str:
+    shares = {"recompute": float(split), "fetch": float(scenario.workload.tokens - split)}
+    return forced(scenario, schedule, shares, block=1)
+
+
+def rule_of_thumb(scenario: Scenario) -> Evaluation | str:
+    """Recompute a fixed share whatever the model."""
+    rate = cost.flop_per_s(scenario.hardware, scenario.model.weight_dtype)
+    applies = scenario.hardware.h2d.copy.rate() < RULE_OF_THUMB_LINK * rate
+    ratio = RULE_OF_THUMB_RATIO if applies else 0.0
+    schedule = _schedule(scenario, stages=4, queue_depth=3)
+    return forced(scenario, schedule, {"recompute": ratio, "fetch": 1.0 - ratio})
+
+
+BASELINES = (
+    Baseline("no_offload", "no offload", no_offload),
+    Baseline("synchronous_fetch", "synchronous fetch", synchronous_fetch),
+    Baseline("overlapped_fetch", "overlapped fetch (double buffer)", overlapped_fetch),
+    Baseline("staged_pipeline", "staged pipeline, HBM filled", staged_pipeline),
+    Baseline("rule_of_thumb", "rule of thumb (recompute 30 %)", rule_of_thumb),
+    Baseline("kvpr_serial", "KVPR split, serial", kvpr_serial),
+    Baseline("kvpr_pipelined", "KVPR split, pipelined", kvpr_pipelined),
+)
+"""In the order an engineer would try them."""
+
+
+def ladder(scenario: Scenario) -> tuple[Rung, ...]:
+    """Every baseline of a scenario."""
+    rungs = []
+    for baseline in BASELINES:
+        result = baseline.plan(scenario)
+        if isinstance(result, str):
+            rungs.append(Rung(baseline.name, baseline.title, None, result))
+        else:
+            rungs.append(Rung(baseline.name, baseline.title, result, None))
+    return tuple(rungs)

@@ -1,0 +1,203 @@
+"""The plan document: what was asked, what was decided, what is predicted, and where it is from.
+
+Sizes are bytes, times seconds. The JSON Schema shipped as ``plan.schema.json`` is generated from
+these classes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kvplan.model import LayerSpec
+
+SCHEMA_VERSION = "1.0"
+"""Version of the plan format: readers accept older minor versions, refuse other major ones."""
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Positive = Annotated[int, Meta(ge=1, le=2**40)]
+Seconds = Annotated[float, Meta(ge=0)]
+Size = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the parts: an unknown key is an error."""
+
+
+class LayerRun(_Part):
+    """Equal layers that follow each other."""
+
+    count: Positive
+    layer: LayerSpec
+
+
+class ModelInput(_Part):
+    """The model, whole, so that a plan can be read without the library it came from."""
+
+    name: Name
+    family: Name
+    hidden: Positive
+    vocab: Positive
+    max_positions: Positive | None
+    weight_dtype: Name
+    embedding_params: Count
+    embedding_width: Positive
+    head_params: Count
+    tied: bool
+    source: str
+    layers: Annotated[list[LayerRun], Meta(min_length=1, max_length=10_000)]
+
+
+class HardwareInput(_Part):
+    """The machine: its profile by name and digest, and what was changed on the command line."""
+
+    name: Name
+    title: str
+    kind: Literal["measured", "datasheet", "assumed"]
+    digest: str
+    file: str | None = None
+    overrides: dict[str, Annotated[float, Meta(gt=0)]] = {}
+
+
+class WorkloadInput(_Part):
+    """The batch."""
+
+    batch: Positive
+    context: Positive
+    gen: Count
+    kv_dtype: Name
+    block: Positive
+    micro_batches: Positive
+    schedule: Literal["column", "row"]
+
+
+class BudgetInput(_Part):
+    """Memory that could be used; null where the profile's figure was taken."""
+
+    hbm_bytes: Count | None
+    utilisation: Annotated[float, Meta(gt=0, le=1)]
+    reserve_bytes: Count
+    dram_bytes: Count | None
+    pinned_bytes: Count | None
+    disk_bytes: Count
+
+
+class OptionInput(_Part):
+    """What the search could choose from."""
+
+    paths: list[Name] | None
+    allow: dict[str, Share]
+    axes: list[Literal["token", "layer"]]
+    stages: list[Positive]
+    queue_depths: list[Positive]
+    boundary: Literal["overlap", "barrier"]
+    mode: Literal["graph", "eager"]
+    weights: Literal["auto", "resident", "streamed"]
+
+
+class Inputs(_Part):
+    """Everything the plan depends on."""
+
+    model: ModelInput
+    hardware: HardwareInput
+    workload: WorkloadInput
+    budgets: BudgetInput
+    options: OptionInput
+
+
+class Range(_Part):
+    """Tokens ``[begin, end)`` that take one path; stage is null outside the pipeline."""
+
+    begin: Count
+    end: Count
+    path: Name
+    stage: Count | None
+
+
+class LayerDecision(_Part):
+    """What one layer does."""
+
+    layer: Count
+    tokens: dict[str, Count]
+    recompute_ratio: Share
+    ranges: list[Range]
+    streamed_weights: Share
+
+
+class Decision(_Part):
+    """What was decided."""
+
+    strategy: Name
+    axis: Literal["token", "layer"]
+    stages: Annotated[int, Meta(ge=1, le=4096)]
+    queue_depth: Annotated[int, Meta(ge=1, le=64)]
+    boundary: Literal["overlap", "barrier"]
+    prefetch: bool
+    mode: Literal["graph", "eager"]
+    stream_weights: bool
+    layers: Annotated[list[LayerDecision], Meta(min_length=1, max_length=10_000)]
+
+
+class Value(_Part):
+    """What more of something would bring, from the duals of the program."""
+
+    what: str
+    saved_s: Seconds
+
+
+class Prediction(_Part):
+    """What running the plan is expected to show."""
+
+    step_s: Seconds
+    tokens_per_s: Annotated[float, Meta(ge=0)]
+    bound_s: Seconds
+    gap: Annotated[float, Meta(ge=0)]
+    bottleneck: str
+    busy_s: dict[str, Seconds]
+    memory_bytes: dict[str, Size]
+    capacity_bytes: dict[str, Size]
+    moved_bytes: dict[str, Size]
+    values: list[Value]
+    confidence: str
+
+
+class BaselineResult(_Part):
+    """A baseline beside the plan; step null and a reason where it is not possible."""
+
+    title: str
+    step_s: Seconds | None
+    reason: str | None = None
+
+
+class Provenance(_Part):
+    """Who made the plan."""
+
+    kvplan: str
+    solver: str
+    time: str
+
+
+class Plan(_Part):
+    """A whole plan document."""
+
+    kvplan_plan: Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+$")]
+    inputs: Inputs
+    decision: Decision
+    prediction: Prediction
+    baselines: dict[str, BaselineResult]
+    provenance: Provenance
+
+
+def layer_runs(layers: tuple[LayerSpec, ...]) -> list[LayerRun]:
+    """Equal neighbours together."""
+    runs: list[LayerRun] = []
+    for layer in layers:
+        if runs and runs[-1].layer == layer:
+            runs[-1] = LayerRun(count=runs[-1].count + 1, layer=layer)
+        else:
+            runs.append(LayerRun(count=1, layer=layer))
+    return runs
