@@ -168,8 +168,7 @@ def _resource_rows(
         if not operation.variables:
             busy[operation.resource] = (terms, constant + operation.curve.seconds(0.0))
             continue
-        ceiling = max(graph.variables[v].ceiling for v in operation.variables)
-        pieces = [in_proportion(p, ceiling) for p in operation.curve.pieces]
+        pieces = [in_proportion(p, operation.ceiling) for p in operation.curve.pieces]
         volume: dict[int, float] = {}
         for v in operation.variables:
             volume[column_of[v]] = volume.get(column_of[v], 0.0) + share_of[v]

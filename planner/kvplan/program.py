@@ -137,8 +137,7 @@ def define_duration(program: Program, relaxed: bool, time_s: float) -> list[Affi
             durations.append(({}, operation.curve.seconds(0.0)))
             continue
         if relaxed:
-            ceiling = max(program.graph.variables[v].ceiling for v in operation.variables)
-            pieces = [in_proportion(piece, ceiling) for piece in pieces]
+            pieces = [in_proportion(piece, operation.ceiling) for piece in pieces]
         if len(pieces) == 1:
             slope = pieces[0].s_per_unit
             durations.append((dict.fromkeys(operation.variables, slope), pieces[0].fixed_s))

@@ -61,6 +61,7 @@ class Operation:
         after: (index of an operation, lag in steps) that it waits for.
         bytes_per_unit: bytes it moves per unit of its variables, for link rates.
         kernels: kernels to launch for it in eager mode.
+        ceiling: most the sum of its variables can be.
     """
 
     operation: str
@@ -74,6 +75,7 @@ class Operation:
     path: str | None = None
     bytes_per_unit: float = 0.0
     kernels: int = 0
+    ceiling: float = 0.0
 
     def seconds(self, values: Sequence[float]) -> float:
         """Duration for given values of all variables of the graph."""
@@ -203,6 +205,9 @@ class _Builder:
                 edges.append((self.last[operation.resource], 0))
             self.first.setdefault(operation.resource, index)
             self.last[operation.resource] = index
+        if operation.variables and not operation.ceiling:
+            ceilings = (self.graph.variables[v].ceiling for v in operation.variables)
+            operation.ceiling = max(ceilings)
         operation.after = edges
         operations.append(operation)
         return index
@@ -334,7 +339,8 @@ class _Builder:
         spec, sequences = self.model.layers[layer], self.workload.micro_batch
         dtype = self.workload.kv_dtype
         variable = self.variable(layer, None, path)
-        place = {"layer": layer, "micro_batch": micro_batch, "path": path.name}
+        place = {"layer": layer, "micro_batch": micro_batch, "path": path.name,
+                 "variables": (variable,)}  # fmt: skip
         there = cost.query_s(self.hardware, spec, dtype, sequences)
         back = cost.partial_s(self.hardware, spec, sequences)
         index = self.add(
@@ -342,7 +348,7 @@ class _Builder:
         )
         for leg in self.path_legs(spec, path):
             index = self.add(
-                Operation(leg.operation, leg.resource, leg.curve or ZERO, (variable,),
+                Operation(leg.operation, leg.resource, leg.curve or ZERO,
                           bytes_per_unit=leg.per_token, **place), [index])  # fmt: skip
         return self.add(
             Operation("return_partial", None, affine(back, 0.0), kernels=1, **place), [index]
@@ -421,17 +427,21 @@ class _Builder:
 
     def write_back(self, layer: int, micro_batch: int, projected: int) -> None:
         """Send the new token's K and V to host memory where the layer keeps tokens there."""
-        stages = [self.structure.get((layer, s), ()) for s in (None, *self.stages_of(layer))]
-        if not any("dram" in p.stored(self.model.layers[layer], self.workload.kv_dtype)
-                   or "disk" in p.stored(self.model.layers[layer], self.workload.kv_dtype)
-                   for paths in stages for p in paths):  # fmt: skip
+        spec, dtype = self.model.layers[layer], self.workload.kv_dtype
+        kept = tuple(
+            self.variable(layer, stage, path)
+            for stage in (None, *self.stages_of(layer))
+            for path in self.structure.get((layer, stage), ())
+            if not path.stored(spec, dtype).keys().isdisjoint(("dram", "disk"))
+        )
+        if not kept:
             return
-        spec = self.model.layers[layer]
         size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.micro_batch
         curve = self.constant("write_back", spec, cost.copy_to_host(self.hardware).seconds(size))
         self.add(
-            Operation("write_back", "d2h", curve, layer=layer, micro_batch=micro_batch,
-                      bytes_per_unit=size, kernels=1), [projected])  # fmt: skip
+            Operation("write_back", "d2h", curve, kept, layer=layer, micro_batch=micro_batch,
+                      ceiling=float(spec.cached_tokens(self.workload.tokens)), kernels=1),
+            [projected])  # fmt: skip
 
     def head(self, micro_batch: int, finish: int) -> None:
         """Vocabulary projection; one unit of several carries its part of it."""
