@@ -101,7 +101,8 @@ def rounded(
         stages: S.
         block: tokens per block; the last block of a layer may be shorter.
         pattern: ``even`` gives every stage the same mix, ``grouped`` fills stages path by path,
-            or the tokens per path of each stage.
+            ``alternating`` gives each stage one path as far as it goes, the one most behind; or
+            the tokens per path of each stage.
 
     Returns:
         The allocation.
@@ -135,12 +136,17 @@ def stage_mixes(
         return [{n: max(mix.get(n, 0.0), 0.0) for n in staged} for mix in pattern]
     if pattern == "even":
         return [{n: k / stages for n, k in staged.items()}] * stages
-    size = sum(staged.values()) / stages
-    left = dict(_in_order(staged))
+    total = sum(staged.values())
+    size = total / stages
+    left: dict[str, float] = dict(_in_order(staged))
     mixes = []
-    for _ in range(stages):
+    for stage in range(stages):
         room, mix = size, {}
-        for name in left:
+        order = list(left)
+        if pattern == "alternating":
+            due = {n: staged[n] * (stage + 1) / stages - (staged[n] - left[n]) for n in left}
+            order.sort(key=lambda n: -due[n])  # noqa: B023
+        for name in order:
             mix[name] = min(room, left[name])
             left[name] -= mix[name]
             room -= mix[name]

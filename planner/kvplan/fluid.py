@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 
 from kvplan.errors import KvplanError
 from kvplan.program import FEASIBILITY_TOLERANCE, in_proportion
-from kvplan.step import StepGraph
+from kvplan.step import Operation, StepGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,33 @@ class Fluid:
     resource_weight: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Limits on the tokens that each layer sends through the pipeline.
+
+    Args:
+        least: tokens per layer, at least.
+        most: tokens per layer, at most.
+        block: tokens per block; equal layers stage within one block of each other.
+    """
+
+    least: float
+    most: float
+    block: int
+
+    def ceiling(self, graph: StepGraph, operation: Operation) -> float:
+        """Most volume of an operation under these limits."""
+        if operation.stage is None:
+            return min(operation.ceiling, max(graph.tokens.values()) - self.least)
+        blocks = -(-self.most // self.block)
+        if graph.schedule.axis == "token":
+            blocks = -(-blocks // graph.schedule.stages)
+        return min(operation.ceiling, max(blocks, 1.0) * self.block)
+
+
 def bound(
     graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
-    quality: Mapping[str, float] | None = None,
+    quality: Mapping[str, float] | None = None, staging: Staging | None = None,
 ) -> Fluid | None:  # fmt: skip
     """The least step any plan of this graph can have, or None where nothing fits.
 
@@ -49,8 +73,9 @@ def bound(
         classes: class number of every layer of the model; equal layers share one.
         capacity: bytes each tier may hold.
         quality: most share of all tokens that each inexact path may take.
+        staging: only plans within these limits; fixed parts of operations then weigh more.
     """
-    return _solve(graph, classes, capacity, quality or {}, widen=False)
+    return _solve(graph, classes, capacity, quality or {}, False, staging)
 
 
 def shortfall(
@@ -58,7 +83,7 @@ def shortfall(
     quality: Mapping[str, float] | None = None,
 ) -> Fluid:  # fmt: skip
     """Widen tiers by as little as makes a plan possible."""
-    found = _solve(graph, classes, capacity, quality or {}, widen=True)
+    found = _solve(graph, classes, capacity, quality or {}, True, None)
     if found is None:
         raise KvplanError("no plan exists even with unlimited memory")
     return found
@@ -84,11 +109,13 @@ class _Columns:
 
 def _solve(
     graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
-    quality: Mapping[str, float], widen: bool,
+    quality: Mapping[str, float], widen: bool, staging: Staging | None,
 ) -> Fluid | None:  # fmt: skip
     columns, column_of, share_of = _columns(graph, classes)
     rows: list[_Row] = []
-    period = _resource_rows(graph, columns, column_of, share_of, rows)
+    period = _resource_rows(graph, columns, column_of, share_of, rows, staging)
+    if staging is not None:
+        _staging_rows(graph, column_of, share_of, staging, rows)
     slack = _capacity_rows(graph, columns, column_of, share_of, capacity, widen, rows)
     equal = _token_rows(graph, classes, columns)
     for path, share in quality.items():
@@ -155,7 +182,7 @@ def _columns(
 
 def _resource_rows(
     graph: StepGraph, columns: _Columns, column_of: Sequence[int], share_of: Sequence[float],
-    rows: list[_Row],
+    rows: list[_Row], staging: Staging | None,
 ) -> int:  # fmt: skip
     """For each resource: the durations of its operations add up to at most T."""
     busy: dict[str, tuple[dict[int, float], float]] = {}
@@ -168,7 +195,8 @@ def _resource_rows(
         if not operation.variables:
             busy[operation.resource] = (terms, constant + operation.curve.seconds(0.0))
             continue
-        pieces = [in_proportion(p, operation.ceiling) for p in operation.curve.pieces]
+        ceiling = staging.ceiling(graph, operation) if staging else operation.ceiling
+        pieces = [in_proportion(p, max(ceiling, 1e-9)) for p in operation.curve.pieces]
         volume: dict[int, float] = {}
         for v in operation.variables:
             volume[column_of[v]] = volume.get(column_of[v], 0.0) + share_of[v]
@@ -177,7 +205,7 @@ def _resource_rows(
                 terms[column] = terms.get(column, 0.0) + pieces[0].s_per_unit * share
             busy[operation.resource] = (terms, constant + pieces[0].fixed_s)
             continue
-        key = (operation.resource, id(operation.curve), tuple(sorted(volume.items())))
+        key = (operation.resource, id(operation.curve), ceiling, tuple(sorted(volume.items())))
         if key not in many:
             many[key] = (len(pending), 0)
             flat = tuple((p.fixed_s, p.s_per_unit) for p in pieces)
@@ -196,9 +224,63 @@ def _resource_rows(
         for fixed_s, s_per_unit in flat:
             row = {c: s * s_per_unit for c, s in volume.items()}
             rows.append(({**row, column: -1.0}, -fixed_s, "duration"))
+    if staging is not None and "h2d" in busy:
+        terms, constant = busy["h2d"]
+        idle_s = idle_link_s(graph, staging)
+        rows.append(({**terms, period: -1.0}, -constant - idle_s, "idle_link"))
     for resource, (terms, constant) in busy.items():
         rows.append(({**terms, period: -1.0}, -constant, f"resource[{resource}]"))
     return period
+
+
+def idle_link_s(graph: StepGraph, staging: Staging) -> float:
+    """Seconds per cycle that the link must wait around the head, whatever the tokens.
+
+    From the last attend of a step to the first of the next, the GPU finishes the last layer, runs
+    the head and projects the first. Meanwhile the link can fill the staging buffers and no more.
+    Across a barrier it cannot fill any.
+    """
+    schedule = graph.schedule
+    kinds = {"finish": 0.0, "head": 0.0, "project": 0.0}
+    copies: dict[str | None, tuple[float, float]] = {}
+    for operation in graph.operations:
+        if operation.micro_batch:
+            return 0.0
+        if operation.operation in kinds and operation.layer == max(graph.tokens):
+            share = graph.cycles if operation.operation == "head" else 1
+            kinds[operation.operation] = operation.curve.seconds(0.0) * share
+        if operation.resource == "h2d" and operation.stage is not None:
+            piece = max(operation.curve.pieces, key=lambda p: p.s_per_unit)
+            most = max(p.fixed_s for p in operation.curve.pieces)
+            copies[operation.path] = (most, piece.s_per_unit)
+    if not copies:
+        return 0.0
+    # A stage holds at most `blocks` blocks, on any mix of paths: all fixed parts, dearest slope.
+    blocks = max(-(-staging.most // staging.block), 1.0)
+    if schedule.axis == "token":
+        tokens = -(-blocks // schedule.stages) * staging.block
+    else:
+        tokens = blocks * staging.block * max(len(graph.tokens), 1)
+    layers = len(graph.tokens) if schedule.axis == "layer" else 1
+    fixed_s = sum(f for f, _ in copies.values()) * layers
+    fill_s = fixed_s + max(s for _, s in copies.values()) * tokens
+    if schedule.boundary == "barrier":
+        return (kinds["finish"] + kinds["head"]) / graph.cycles
+    return max(sum(kinds.values()) - schedule.queue_depth * fill_s, 0.0) / graph.cycles
+
+
+def _staging_rows(
+    graph: StepGraph, column_of: Sequence[int], share_of: Sequence[float], staging: Staging,
+    rows: list[_Row],
+) -> None:  # fmt: skip
+    """For the tokens of a layer that go through the pipeline: least <= sum <= most."""
+    terms: dict[int, float] = {}
+    for index, variable in enumerate(graph.variables):
+        if variable.stage is not None:
+            share = share_of[index] / len(graph.tokens)
+            terms[column_of[index]] = terms.get(column_of[index], 0.0) + share
+    rows.append((terms, staging.most, "staging[most]"))
+    rows.append(({c: -v for c, v in terms.items()}, -staging.least, "staging[least]"))
 
 
 def _capacity_rows(

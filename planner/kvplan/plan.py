@@ -96,6 +96,7 @@ class OptionInput(_Part):
     queue_depths: list[Positive]
     boundary: Literal["overlap", "barrier"]
     mode: Literal["graph", "eager"]
+    refine_blocks: bool
     weights: Literal["auto", "resident", "streamed"]
 
 
@@ -135,6 +136,7 @@ class Decision(_Part):
     axis: Literal["token", "layer"]
     stages: Annotated[int, Meta(ge=1, le=4096)]
     queue_depth: Annotated[int, Meta(ge=1, le=64)]
+    block: Positive
     boundary: Literal["overlap", "barrier"]
     prefetch: bool
     mode: Literal["graph", "eager"]

@@ -76,7 +76,9 @@ def document(
     return Plan(
         kvplan_plan=SCHEMA_VERSION,
         inputs=_inputs(scenario),
-        decision=_decision(strategy, best),
+        decision=_decision(
+            strategy, best, found.block if strategy == "kvplan" else scenario.workload.block
+        ),
         prediction=predict(scenario, best, found),
         baselines={
             rung.name: BaselineResult(title=rung.title, step_s=rung.step_s, reason=rung.reason)
@@ -119,12 +121,13 @@ def _inputs(scenario: Scenario) -> Inputs:
             allow=dict(sorted(options.allow.items())), axes=list(options.axes),  # type: ignore[arg-type]
             stages=list(options.stages), queue_depths=list(options.queue_depths),
             boundary=options.boundary, mode=options.mode,  # type: ignore[arg-type]
+            refine_blocks=options.refine_blocks,
             weights=options.weights,  # type: ignore[arg-type]
         ),
     )  # fmt: skip
 
 
-def _decision(strategy: str, best: Evaluation) -> Decision:
+def _decision(strategy: str, best: Evaluation, block: int) -> Decision:
     schedule = best.schedule
     layers = []
     for index, segments in enumerate(best.allocation):
@@ -142,7 +145,8 @@ def _decision(strategy: str, best: Evaluation) -> Decision:
         )  # fmt: skip
     return Decision(
         strategy=strategy, axis=schedule.axis, stages=schedule.stages,  # type: ignore[arg-type]
-        queue_depth=schedule.queue_depth, boundary=schedule.boundary,  # type: ignore[arg-type]
+        queue_depth=schedule.queue_depth, block=block,
+        boundary=schedule.boundary,  # type: ignore[arg-type]
         prefetch=schedule.prefetch, mode=schedule.mode,  # type: ignore[arg-type]
         stream_weights=schedule.stream_weights, layers=layers,
     )  # fmt: skip
@@ -246,7 +250,7 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
             paths=None if options.paths is None else tuple(options.paths),
             allow=options.allow, axes=tuple(options.axes), stages=tuple(options.stages),
             queue_depths=tuple(options.queue_depths), boundary=options.boundary,
-            mode=options.mode, weights=options.weights,
+            mode=options.mode, refine_blocks=options.refine_blocks, weights=options.weights,
         ),
         hardware_file=file, overrides=overrides,
     )  # fmt: skip

@@ -7,7 +7,7 @@ is named after the function that states it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -288,22 +288,30 @@ def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | 
     )
 
 
+def scaled_rows(program: Program) -> Iterator[tuple[Row, dict[int, float], float, float]]:
+    """Each row with columns in units of their scale and divided by its largest entry.
+
+    Yields:
+        The row, its scaled terms, its scaled bound, and what it was divided by.
+    """
+    for row in program.rows:
+        scaled = {c: v * program.scale[c] for c, v in row.terms.items() if v}
+        largest = max(map(abs, scaled.values()), default=1.0)
+        yield row, {c: v / largest for c, v in scaled.items()}, row.bound / largest, largest
+
+
 def _matrices(program: Program, scale: np.ndarray) -> tuple[csr_matrix, np.ndarray, csr_matrix | None, np.ndarray | None, np.ndarray]:  # type: ignore[type-arg]  # noqa: E501
-    """Scaled sparse matrices: columns by their scale, each row by its largest entry."""
+    """Sparse matrices of the scaled rows, inequalities and equalities apart."""
     parts: dict[bool, tuple[list[int], list[int], list[float], list[float]]] = {
         False: ([], [], [], []), True: ([], [], [], []),
     }  # fmt: skip
     scales = []
-    for row in program.rows:
+    for row, terms, bound, largest in scaled_rows(program):
         rows, columns, data, bounds = parts[row.equal]
-        scaled = [(c, v * scale[c]) for c, v in row.terms.items() if v]
-        largest = max((abs(v) for _, v in scaled), default=1.0)
-        number = len(bounds)
-        for column, value in scaled:
-            rows.append(number)
-            columns.append(column)
-            data.append(value / largest)
-        bounds.append(row.bound / largest)
+        rows += [len(bounds)] * len(terms)
+        columns += terms.keys()
+        data += terms.values()
+        bounds.append(bound)
         if not row.equal:
             scales.append(largest)
     built = []

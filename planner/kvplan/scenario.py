@@ -31,6 +31,8 @@ class Options:
         queue_depths: queue depths to try.
         boundary: see `Schedule`.
         mode: see `Schedule`.
+        refine_blocks: whether blocks may be cut to as little as 16 tokens where whole ones
+            leave a gap above 1 %.
         weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
     """
 
@@ -41,6 +43,7 @@ class Options:
     queue_depths: tuple[int, ...] = tuple(QUEUE_DEPTHS)
     boundary: str = "overlap"
     mode: str = "graph"
+    refine_blocks: bool = True
     weights: str = "auto"
 
     def __post_init__(self) -> None:

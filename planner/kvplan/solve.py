@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplan import fluid, program
+from kvplan import certificate, fluid, program
 from kvplan.allocation import Allocation, rounded, stage_mixes
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation, evaluate
@@ -30,13 +30,25 @@ NEAR = 1e-3
 GOOD_GAP = 5e-3
 """A gap above this share is worth solving the full program for."""
 
+SLIVER = 0.08
+"""Share of a stage below which the relaxed program's use of a path is not worth an operation."""
+
+LARGE_GAP = 1e-2
+"""A gap above this share is worth smaller blocks."""
+
+GEMM_TILE = 128
+"""Rows that a matrix product works on at once; blocks are kept at multiples of it."""
+
+LEAST_BLOCK = 16
+"""Tokens below which a block is not cut, the page size of serving engines."""
+
 LARGEST_PROGRAM = 2500
 """Operations up to which the full program of a graph is solved in the search."""
 
 POLISHED = 4
 """Candidates whose split of tokens is refined by the full program where a gap is left."""
 
-PATTERNS = ("grouped", "even")
+PATTERNS = ("grouped", "alternating", "even")
 
 
 @dataclass(slots=True)
@@ -58,7 +70,6 @@ class Candidate:
     bound_s: float
     trial_s: float = float("inf")
     pattern: str | Sequence[Mapping[str, float]] = "grouped"
-    solved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,7 @@ class Search:
         relaxation: fluid optimum of the chosen schedule, for duals.
         considered: schedules with a bound.
         judged: allocations played on the whole graph.
+        block: tokens per block of the best allocation.
     """
 
     best: Evaluation
@@ -78,6 +90,7 @@ class Search:
     relaxation: fluid.Fluid
     considered: int
     judged: int
+    block: int
 
     @property
     def gap(self) -> float:
@@ -103,12 +116,35 @@ def search(scenario: Scenario) -> Search:
     best, chosen, judged = judge(scenario, candidates)
     if best is None or chosen is None:
         raise explain_infeasible(scenario)
-    bound_s = min(c.bound_s for c in candidates)
-    if best.step_s > bound_s * (1 + GOOD_GAP):
+    block = scenario.workload.block
+    if best.step_s > min(c.bound_s for c in candidates) * (1 + GOOD_GAP):
         best, chosen, extra = tighten(scenario, candidates, best, chosen)
         judged += extra
-        bound_s = min(c.bound_s for c in candidates)
-    return Search(best, min(bound_s, best.step_s), chosen.relaxation, len(candidates), judged)
+    for finer in finer_blocks(scenario):
+        if best.step_s <= min(c.bound_s for c in candidates) * (1 + LARGE_GAP):
+            break
+        workload = dataclasses.replace(scenario.workload, block=finer)
+        trial, of, extra = judge(dataclasses.replace(scenario, workload=workload), candidates)
+        judged += extra
+        if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
+            best, chosen, block = trial, of, finer
+    bound_s = min(c.bound_s for c in candidates)
+    return Search(
+        best, min(bound_s, best.step_s), chosen.relaxation, len(candidates), judged, block
+    )
+
+
+def finer_blocks(scenario: Scenario) -> Iterator[int]:
+    """Halves of the block size whose rows over a micro-batch still fill whole GEMM tiles."""
+    block = scenario.workload.block
+    while (
+        scenario.options.refine_blocks
+        and block % 2 == 0
+        and block // 2 >= LEAST_BLOCK
+        and block // 2 * scenario.workload.micro_batch % GEMM_TILE == 0
+    ):
+        block //= 2
+        yield block
 
 
 def everything_resident(scenario: Scenario) -> Search | None:
@@ -127,7 +163,8 @@ def everything_resident(scenario: Scenario) -> Search | None:
         return None
     relaxation = fluid.bound(evaluation.graph, scenario.classes, scenario.capacity)
     assert relaxation is not None
-    return Search(evaluation, min(relaxation.step_s, evaluation.step_s), relaxation, 1, 1)
+    step_s = min(relaxation.step_s, evaluation.step_s)
+    return Search(evaluation, step_s, relaxation, 1, 1, scenario.workload.block)
 
 
 def schedules(scenario: Scenario, stream_weights: bool, depth: int) -> Iterator[Schedule]:
@@ -425,7 +462,7 @@ def tighten(
         bound_s = min(c.bound_s for c in candidates)
         if best.step_s <= bound_s * (1 + GOOD_GAP) or candidate.trial_s > best.step_s:
             break
-        for pattern in PATTERNS:
+        for pattern in (*PATTERNS, "program"):
             polished = polish(scenario, candidate, pattern)
             evaluation = fitted(scenario, polished) if polished else None
             judged += 1
@@ -436,26 +473,41 @@ def tighten(
 
 
 def raise_bounds(scenario: Scenario, candidates: Sequence[Candidate], step_s: float) -> None:
-    """Replace the least fluid bound by that of the full program, until it no longer rises."""
-    for _ in candidates:
-        lowest = min(candidates, key=lambda c: c.bound_s)
-        if lowest.solved or step_s <= lowest.bound_s * (1 + GOOD_GAP):
+    """Sharpen the least bounds until they reach the plan found, or no longer rise."""
+    target_s = step_s / (1 + GOOD_GAP)
+    uniform = len(set(scenario.classes)) == 1
+    for candidate in sorted(candidates, key=lambda c: c.bound_s):
+        if candidate.bound_s >= target_s:
             return
-        lowest.solved = True
-        statement = program.state(
-            unit_graph(scenario, lowest.schedule), scenario.capacity, quality=scenario.quality,
-            relaxed=True, block=scenario.workload.block,
-        )  # fmt: skip
-        solution = program.solve(statement)
-        solved_s = float("inf") if solution is None else solution.step_s
-        lowest.bound_s = max(lowest.bound_s, solved_s)
+        if uniform:
+            sharper = certificate.sharpened(
+                candidate.unit, scenario.classes, scenario.capacity, scenario.quality,
+                scenario.workload.block, target_s,
+            )  # fmt: skip
+            candidate.bound_s = max(candidate.bound_s, sharper)
+        if candidate.bound_s < target_s and len(candidate.unit.operations) <= LARGEST_PROGRAM:
+            statement = program.state(
+                unit_graph(scenario, candidate.schedule), scenario.capacity,
+                quality=scenario.quality, relaxed=True, block=scenario.workload.block,
+            )  # fmt: skip
+            solution = program.solve(statement)
+            solved_s = float("inf") if solution is None else solution.step_s
+            candidate.bound_s = max(candidate.bound_s, solved_s)
 
 
 def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate | None:
-    """The best split of tokens for the operations that a pattern leaves in each stage."""
+    """The best split of tokens for the operations that a pattern leaves in each stage.
+
+    The pattern ``program`` keeps what the relaxed program uses for more than a sliver of a stage.
+    """
     unit = unit_layers(scenario.model, candidate.schedule)
     layers = list(range(len(scenario.model.layers))) if unit is None else unit
-    structure, _ = fractional(scenario, candidate, pattern, layers)
+    if pattern == "program":
+        structure = program_structure(scenario, candidate, layers)
+    else:
+        structure, _ = fractional(scenario, candidate, pattern, layers)
+    if structure is None:
+        return None
     graph = build_step(scenario.model, scenario.hardware, scenario.workload, candidate.schedule,
                        structure, unit)  # fmt: skip
     statement = program.state(
@@ -463,6 +515,31 @@ def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate 
     )
     solution = program.solve(statement)
     return None if solution is None else from_program(scenario, candidate, graph, solution)
+
+
+def program_structure(
+    scenario: Scenario, candidate: Candidate, layers: Sequence[int]
+) -> dict[tuple[int, int | None], list[Path]] | None:
+    """Paths that the relaxed program uses for more than a sliver of each stage."""
+    unit = unit_graph(scenario, candidate.schedule)
+    statement = program.state(
+        unit, scenario.capacity, quality=scenario.quality, relaxed=True,
+        block=scenario.workload.block,
+    )  # fmt: skip
+    solution = program.solve(statement)
+    if solution is None:
+        return None
+    held: dict[tuple[int, int | None], dict[str, float]] = {}
+    for variable, value in zip(unit.variables, solution.values, strict=True):
+        if variable.path in REGISTRY:
+            held.setdefault((variable.layer, variable.stage), {})[variable.path] = value
+    structure: dict[tuple[int, int | None], list[Path]] = {}
+    for place, paths in held.items():
+        total = sum(paths.values())
+        kept = [REGISTRY[n] for n, v in paths.items() if total > 0 and v > SLIVER * total]
+        if kept:
+            structure[place] = kept
+    return structure
 
 
 def from_program(

@@ -1,0 +1,101 @@
+"""``kvplan gpus``: the machines that come with kvplan, or one with every number and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvplan.cli.completion import complete_gpu
+from kvplan.cli.models import one_name
+from kvplan.cli.output import Json, print_json
+
+if TYPE_CHECKING:
+    from kvplan.hardware import HardwareProfile
+
+EPILOG = """
+Examples:
+
+\b
+  kvplan gpus
+  kvplan gpus show h200
+  kvplan gpus ./my-card.toml --json
+"""
+
+_MEANT = ("kind", "source", "note", "date")
+
+
+def gpus(
+    name: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[show] [NAME|PATH]", autocompletion=complete_gpu,
+                       help="One machine, or a .toml profile. [default: all]"),
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """List the machines that come with kvplan, or show one with the source of every number."""
+    from kvplan.hardware_library import hardware_names, load_hardware
+
+    wanted = one_name(name)
+    if wanted is None:
+        rows = [_row(load_hardware(name)) for name in hardware_names()]
+        if as_json:
+            print_json({"gpus": rows})
+            return
+        from kvplan.cli.display_data import show_gpus as show
+    else:
+        rows = [_detail(wanted)]
+        if as_json:
+            print_json(rows[0])
+            return
+        from kvplan.cli.display_data import show_gpu as show
+    from kvplan.cli.output import console
+
+    show(console(), rows)
+
+
+def _row(machine: HardwareProfile) -> dict[str, Any]:
+    gpu = machine.gpu
+    return {
+        "name": machine.name,
+        "title": machine.title,
+        "aliases": list(machine.aliases),
+        "kind": machine.kind,
+        "date": machine.date,
+        "memory_bytes": gpu.memory_bytes,
+        "hbm_bytes_per_s": gpu.hbm_bytes_per_s,
+        "flop_per_s": dict(gpu.flop_per_s),
+        "h2d_bytes_per_s": machine.h2d.copy.rate(),
+        "d2h_bytes_per_s": machine.d2h.copy.rate(),
+        "dram_bytes": machine.host.dram_bytes,
+    }
+
+
+def _detail(name: str) -> dict[str, Any]:
+    import tomllib
+    from pathlib import Path
+
+    from kvplan.cli.options import is_profile_path
+    from kvplan.datafiles import data_dir
+    from kvplan.hardware_library import load_hardware
+
+    machine = load_hardware(name)
+    file = Path(name) if is_profile_path(name) else data_dir("hwprofiles") / f"{machine.name}.toml"
+    content = tomllib.loads(file.read_text(encoding="utf-8"))
+    return _row(machine) | {"digest": machine.digest, "numbers": dict(numbers(content))}
+
+
+def numbers(content: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every number of a hardware file under its key path, with where it is from.
+
+    >>> dict(numbers({"gpu": {"memory": {"value": 40, "unit": "GiB", "kind": "assumed"}}}))
+    {'gpu.memory': {'value': 40, 'unit': 'GiB', 'kind': 'assumed'}}
+    """
+    if isinstance(content, dict) and ("value" in content or "points" in content):
+        yield path, {k: content[k] for k in ("value", "unit", "points", *_MEANT) if k in content}
+        return
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, inside in items:
+        if isinstance(inside, dict | list):
+            yield from numbers(inside, f"{path}.{key}" if path else str(key))

@@ -1,0 +1,60 @@
+"""Options that hold several values in one text: words, shares, whole numbers and ranges."""
+
+from __future__ import annotations
+
+import re
+
+from kvplan.errors import InputError
+
+_RANGE = re.compile(r"(\d{1,9})(?:(?:\.\.|-)(\d{1,9}))?", re.ASCII)
+
+
+def words(text: str, field: str) -> tuple[str, ...]:
+    """Words between commas, each once.
+
+    >>> words("resident, fetch", "--paths")
+    ('resident', 'fetch')
+    """
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if "" in found:
+        raise InputError(field, text, "names between commas")
+    return found
+
+
+def shares(text: str, field: str) -> dict[str, float]:
+    """Formats between commas, each with the largest share of the tokens it may take.
+
+    >>> shares("int8,int4:0.5", "--allow")
+    {'int8': 1.0, 'int4': 0.5}
+    """
+    found: dict[str, float] = {}
+    for word in text.split(","):
+        name, colon, share = (part.strip() for part in word.partition(":"))
+        try:
+            value = float(share) if colon else 1.0
+        except ValueError:
+            value = 0.0
+        if not name or name in found or not 0 < value <= 1:
+            accepted = "formats between commas, each once: int8,int4, or int8:0.5 for a share"
+            raise InputError(field, text, f"{accepted} above 0 and at most 1")
+        found[name] = value
+    return found
+
+
+def whole_numbers(text: str, field: str, high: int) -> tuple[int, ...]:
+    """Whole numbers and ranges between commas, in rising order.
+
+    >>> whole_numbers("4..6,8", "--stages", 64), whole_numbers("2-3", "--queue-depth", 16)
+    ((4, 5, 6, 8), (2, 3))
+    """
+    accepted = f"whole numbers from 1 to {high}, such as 4, 4..8, 4-8 or 4,6"
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise InputError(field, text, accepted)
+        low, top = int(match[1]), int(match[2] or match[1])
+        if not 1 <= low <= top <= high:
+            raise InputError(field, text, accepted)
+        found.update(range(low, top + 1))
+    return tuple(sorted(found))

@@ -1,0 +1,115 @@
+"""``kvplan models``: the models that come with kvplan, or one in detail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvplan.cli.completion import complete_model
+from kvplan.cli.output import Json, print_json
+from kvplan.errors import InputError
+
+if TYPE_CHECKING:
+    from kvplan.model import ModelSpec
+
+EPILOG = """
+Examples:
+
+\b
+  kvplan models
+  kvplan models show llama-3.1-8b
+  kvplan models ./config.json --json
+"""
+
+FP16_BYTES = 2
+
+
+def one_name(words: list[str] | None) -> str | None:
+    """The name in ``[show] NAME``, or None where all are asked for.
+
+    Raises:
+        InputError: no name after ``show``, or several.
+
+    >>> one_name(["show", "l4"]), one_name(["list"]), one_name(None)
+    ('l4', None, None)
+    """
+    given = list(words or ())
+    if given == ["list"] or not given:
+        return None
+    if given[0] == "show":
+        del given[0]
+    if len(given) != 1:
+        raise InputError("NAME", " ".join(given), "one name or path")
+    return given[0]
+
+
+def models(
+    name: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[show] [NAME|PATH]", autocompletion=complete_model,
+                       help="One model, or a config.json. [default: all]"),
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """List the models that come with kvplan, or show one."""
+    wanted = one_name(name)
+    if wanted is None:
+        rows = _all()
+        if as_json:
+            print_json({"models": rows})
+            return
+        from kvplan.cli.display_data import show_models as show
+    else:
+        rows = [_detail(wanted)]
+        if as_json:
+            print_json(rows[0])
+            return
+        from kvplan.cli.display_data import show_model as show
+    from kvplan.cli.output import console
+
+    show(console(), rows)
+
+
+def _all() -> list[dict[str, Any]]:
+    from kvplan.model_library import load_model, model_file, model_names
+
+    return [_row(load_model(name)) | _filed(model_file(name)) for name in model_names()]
+
+
+def _filed(file: Any) -> dict[str, Any]:
+    return {"aliases": list(file.aliases), "grade": file.grade}
+
+
+def _row(model: ModelSpec) -> dict[str, Any]:
+    kv_bytes = sum(layer.kv_bytes(FP16_BYTES) for layer in model.layers)
+    activation_bytes = sum(layer.activation_elements * FP16_BYTES for layer in model.layers)
+    return {
+        "name": model.name,
+        "layers": len(model.layers),
+        "params": model.params,
+        "kv_bytes_per_token": kv_bytes,
+        "act_over_kv": activation_bytes / kv_bytes,
+        "max_positions": model.max_positions,
+    }
+
+
+def _detail(name: str) -> dict[str, Any]:
+    from kvplan.model_library import load_model, model_file, model_names
+
+    model = load_model(name)
+    kinds = [
+        {
+            "count": count, "first": where[0], "query_heads": layer.query_heads,
+            "kv_heads": layer.kv_heads, "head_dim_k": layer.head_dim_k,
+            "head_dim_v": layer.head_dim_v, "window": layer.window,
+            "kv_bytes_per_token": layer.kv_bytes(FP16_BYTES),
+            "act_over_kv": layer.act_over_kv(FP16_BYTES), "params": layer.params,
+        }
+        for layer, count, where in model.layer_classes
+    ]  # fmt: skip
+    filed = _filed(model_file(model.name)) if model.name in model_names() else {}
+    return _row(model) | {
+        "family": model.family, "hidden": model.hidden, "vocab": model.vocab,
+        "weight_dtype": model.weight_dtype, "source": model.source, "layer_kinds": kinds,
+    } | filed  # fmt: skip

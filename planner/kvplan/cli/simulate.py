@@ -1,0 +1,121 @@
+"""``kvplan simulate``: run a plan through the simulator again, here or on another machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from kvplan.cli.completion import complete_gpu
+from kvplan.cli.output import Json, check_writable, print_json, say
+from kvplan.errors import InfeasibleError
+
+if TYPE_CHECKING:
+    from kvplan.evaluate import Evaluation
+    from kvplan.plan import Plan
+    from kvplan.scenario import Scenario
+
+EPILOG = """
+Examples:
+
+\b
+  kvplan simulate plan.json
+  kvplan simulate plan.json --gpu h100-pcie --trace trace.json
+  kvplan solve --model llama-7b --gpu a100 --json | kvplan simulate - --json
+"""
+
+SAME = 1e-9
+"""Largest relative distance of two step latencies that are the same."""
+
+
+def simulate(
+    file: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file; - is stdin.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
+            help="Another machine. [default: the plan's own]",
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace", metavar="FILE", rich_help_panel="Output",
+            help="Write three steps as a trace for Perfetto or chrome://tracing.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run a plan through the simulator: step latency, busy time, memory."""
+    check_writable(trace, "--trace")
+    plan = _read(file)
+    from kvplan.hardware_library import load_hardware
+    from kvplan.planning import replay
+
+    scenario, evaluation = replay(plan, None if gpu is None else load_hardware(gpu))
+    _refuse_overflow(scenario, evaluation)
+    document = _document(plan, scenario, evaluation)
+    if trace is not None:
+        _write_trace(trace, evaluation)
+    if gpu is None and abs(document["difference"]) > SAME:
+        say("warning", "the plan's own prediction differs from its replay: it was edited, or made "
+            "by another version of kvplan")  # fmt: skip
+    if as_json:
+        print_json(document)
+        return
+    from kvplan.cli.display import show_replay
+    from kvplan.cli.output import console
+
+    show_replay(console(), plan, scenario, evaluation)
+
+
+def _read(file: str) -> Plan:
+    from kvplan.plan_file import decode, read_plan
+
+    return decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_plan(file)
+
+
+def _refuse_overflow(scenario: Scenario, evaluation: Evaluation) -> None:
+    over = evaluation.overflow(scenario.capacity)
+    if over is None:
+        return
+    from kvplan.evaluate import refuse_overflow
+
+    tier, _ = over
+    raise InfeasibleError(
+        tier, f"the plan {refuse_overflow(evaluation, scenario.capacity)} on "
+        f"{scenario.hardware.name}", "`kvplan solve` finds a plan for that machine",
+    )  # fmt: skip
+
+
+def _document(plan: Plan, scenario: Scenario, evaluation: Evaluation) -> dict[str, Any]:
+    """What ``--json`` prints; ``prediction`` has the keys of a plan's, bound and duals aside."""
+    from kvplan.planning import predict
+
+    replayed = msgspec.to_builtins(predict(scenario, evaluation))
+    for key in ("bound_s", "gap", "values"):
+        replayed.pop(key, None)
+    own_s = plan.prediction.step_s
+    machine = scenario.hardware
+    return {
+        "hardware": {"name": machine.name, "title": machine.title, "kind": machine.kind,
+                     "digest": machine.digest},
+        "prediction": replayed,
+        "planned_step_s": own_s,
+        "difference": evaluation.step_s / own_s - 1.0 if own_s else 0.0,
+    }  # fmt: skip
+
+
+def _write_trace(path: str, evaluation: Evaluation) -> None:
+    from kvplan.plan_file import write_text
+    from kvplan.trace import trace
+
+    document = trace(evaluation.graph, evaluation.values, evaluation.simulation)
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(path, text)

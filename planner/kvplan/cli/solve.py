@@ -1,0 +1,70 @@
+"""``kvplan solve``: the best plan for a model on a machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.cli.options import Request, asks, scenario_of
+from kvplan.cli.output import Json, check_writable, say
+
+if TYPE_CHECKING:
+    from kvplan.plan import Plan
+    from kvplan.scenario import Scenario
+
+EPILOG = """
+Examples:
+
+\b
+  kvplan solve --model llama-7b --gpu a100
+  kvplan solve --model llama-3.1-8b --gpu h100 --batch 64 --context 32k --allow int8:0.5
+  kvplan solve --model opt-30b --gpu a100 --hbm 30GiB --h2d 20GB/s -o plan.json --json
+"""
+
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "-o", "--output", metavar="FILE", rich_help_panel="Output",
+        help="Write the plan to a file; - is stdout.",
+    ),
+]  # fmt: skip
+
+
+def planned(request: Request, output: str | None) -> tuple[Scenario, Plan]:
+    """Solve a request, write the plan where it is wanted, and pass on the warnings."""
+    from kvplan.plan_file import write_plan
+
+    check_writable(output, "-o")
+    scenario, warnings = scenario_of(request)
+    from kvplan.planning import make_plan
+
+    plan = make_plan(scenario)
+    if output is not None and output != "-":
+        write_plan(output, plan)
+    for warning in warnings:
+        say("warning", warning)
+    return scenario, plan
+
+
+def show(plan: Plan) -> None:
+    """Print a plan document."""
+    from kvplan.plan_file import encode
+
+    sys.stdout.write(encode(plan))
+
+
+@asks
+def solve(request: Request, output: Output = None, as_json: Json = False) -> None:
+    """Find the fastest plan: which tokens stay in HBM, are fetched, recomputed or attended where
+    they lie, in how many stages; and what limits it.
+    """
+    _, plan = planned(request, output)
+    if as_json or output == "-":
+        show(plan)
+        return
+    from kvplan.cli.display import show_plan
+    from kvplan.cli.output import console
+
+    show_plan(console(), plan, output)

@@ -1,0 +1,104 @@
+"""A step as a trace that Perfetto and ``chrome://tracing`` draw: one lane per resource."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.simulate import Simulation
+from kvplan.step import Operation, StepGraph
+
+STEPS = 3
+"""Steps drawn, so that what crosses from one step to the next can be seen."""
+
+LATENCY = "latency"
+"""Lane of operations that occupy no resource."""
+
+_ORDER = ("gpu", "h2d", "d2h", "host", "disk", "cpu")
+
+
+def trace(
+    graph: StepGraph, values: Sequence[float], simulation: Simulation, steps: int = STEPS
+) -> dict[str, Any]:
+    """The Chrome trace document of some consecutive steps in steady state.
+
+    Args:
+        graph: the step.
+        values: value of every variable of the graph.
+        simulation: its run.
+        steps: how many steps to draw.
+
+    Returns:
+        A document of complete (``X``) events, times in microseconds to the nanosecond.
+    """
+    period_s = simulation.step_s / graph.cycles
+    spans = []
+    for cycle in range(steps * graph.cycles):
+        for index, operation in enumerate(graph.operations):
+            start_s = cycle * period_s + simulation.start_s[index]
+            begin_ns = round(start_s * 1e9)
+            end_ns = round((start_s + simulation.duration_s[index]) * 1e9)
+            args = _arguments(operation, values) | {"step": cycle // graph.cycles}
+            spans.append((begin_ns, end_ns, index, operation, args))
+    spans.sort(key=lambda span: span[:3])
+    lanes, events = _placed(spans)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {"step_s": simulation.step_s, "bottleneck": simulation.bottleneck},
+        "traceEvents": _names(lanes) + events,
+    }
+
+
+def _arguments(operation: Operation, values: Sequence[float]) -> dict[str, Any]:
+    volume = sum(values[v] for v in operation.variables) if operation.variables else 1.0
+    return {
+        "layer": operation.layer,
+        "stage": operation.stage,
+        "path": operation.path,
+        "micro_batch": operation.micro_batch,
+        "bytes": operation.bytes_per_unit * volume,
+    }
+
+
+_Span = tuple[int, int, int, Operation, dict[str, Any]]
+
+
+def _placed(spans: Sequence[_Span]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Lanes and events; what overlaps in time never shares a lane."""
+    free_ns: dict[str, int] = {}
+    placed = []
+    for begin_ns, end_ns, _, operation, args in spans:
+        lane = operation.resource or LATENCY
+        if operation.resource is not None:
+            begin_ns = max(begin_ns, free_ns.get(lane, 0))  # a rounding of one nanosecond
+            end_ns = max(begin_ns, end_ns)
+        number = 1
+        while operation.resource is None and free_ns.get(lane, 0) > begin_ns:
+            number += 1
+            lane = f"{LATENCY} {number}"
+        free_ns[lane] = end_ns
+        placed.append((lane, begin_ns, end_ns, operation.operation, args))
+    lanes = sorted(free_ns, key=lambda lane: (_rank(lane), lane))
+    events = [
+        {"name": name, "ph": "X", "pid": 0, "tid": lanes.index(lane), "ts": begin_ns / 1e3,
+         "dur": (end_ns - begin_ns) / 1e3, "args": args}
+        for lane, begin_ns, end_ns, name, args in placed
+    ]  # fmt: skip
+    return lanes, events
+
+
+def _rank(lane: str) -> int:
+    if lane in _ORDER:
+        return _ORDER.index(lane)
+    return len(_ORDER) + lane.startswith(LATENCY)
+
+
+def _names(lanes: Sequence[str]) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "decode step"}}
+    ]
+    for index, lane in enumerate(lanes):
+        own = {"ph": "M", "pid": 0, "tid": index}
+        events.append({"name": "thread_name", **own, "args": {"name": lane}})
+        events.append({"name": "thread_sort_index", **own, "args": {"sort_index": index}})
+    return events
