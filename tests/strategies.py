@@ -1,17 +1,17 @@
-"""Hypothesis strategies for models, machines, workloads, schedules and allocations; and machines
-whose other figures are free, so that a number can be checked by hand.
+"""Hypothesis strategies for models, machines, workloads, schedules and allocations; and builders
+of machines on which everything is free that is not named, so that a number can be checked by hand.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from kvplan import cost
 from kvplan.allocation import Allocation, Segment
 from kvplan.curve import Curve, affine, latest, through
 from kvplan.evaluate import Evaluation, evaluate
@@ -33,7 +33,7 @@ from kvplan.model import LayerSpec, ModelSpec
 from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
-from kvplan.step import StepGraph, build_step, group_of
+from kvplan.step import Operation, StepGraph, Variable, build_step, group_of
 from kvplan.workload import Workload
 
 FREE_S = 1e-30
@@ -41,6 +41,14 @@ FREE_S = 1e-30
 
 FREE_RATE = 1e30
 LARGE = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 1e30)
+
+
+def examples(count: int) -> settings:
+    """So many examples, the same ones on every run in CI; none is too slow to count."""
+    return settings(
+        max_examples=count, deadline=None, derandomize="CI" in os.environ,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )  # fmt: skip
 
 
 # -- builders ----------------------------------------------------------------------------------
@@ -325,13 +333,48 @@ def evaluations(draw: st.DrawFn, most_layers: int = 4) -> tuple[Scenario, Evalua
     return scenario, evaluate(scenario, schedule, allocation, streamed)
 
 
-def headless(scenario: Scenario) -> Scenario:
-    """The scenario on a model whose vocabulary projection is as small as it can be."""
-    return replace(scenario, model=model(scenario.model.layers, vocab=1))
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[StepGraph, list[float]]:
+    """A cyclic graph of random operations, and values of its variables: no model behind it."""
+    ceilings = draw(st.lists(magnitudes(1.0, 1e4), max_size=3))
+    values = [c * draw(st.sampled_from((0.0, 0.3, 1.0))) for c in ceilings]
+    variables = [Variable(0, None, "fetch", c, {}) for c in ceilings]
+    last: dict[str, int] = {}
+    first: dict[str, int] = {}
+    operations: list[Operation] = []
+    count = draw(st.integers(1, 12))
+    for index in range(count):
+        resource = draw(st.sampled_from(("gpu", "gpu", "h2d", "disk", None))) if index else "gpu"
+        curve = draw(curves(magnitudes(1e6, 1e9), most_fixed_s=1e-3))
+        used = draw(st.sets(st.sampled_from(range(len(ceilings))))) if ceilings else ()
+        operation = Operation("work", resource, curve, tuple(sorted(used)),
+                              ceiling=sum(ceilings[v] for v in used))  # fmt: skip
+        if index:
+            before = draw(st.sets(st.integers(0, index - 1), max_size=3))
+            operation.after += [(b, 0) for b in sorted(before)]
+        if resource is not None:
+            operation.after += [(last[resource], 0)] if resource in last else []
+            first.setdefault(resource, index)
+            last[resource] = index
+        operations.append(operation)
+    for resource, index in first.items():
+        operations[index].after.append((last[resource], 1))
+    for _ in range(draw(st.integers(0, 6))):
+        one, other = draw(st.integers(0, count - 1)), draw(st.integers(0, count - 1))
+        operations[one].after.append((other, draw(st.integers(1, 3))))
+    graph = StepGraph(operations, variables, [], {}, {}, Schedule(), draw(st.integers(1, 3)))
+    return graph, values
 
 
-def head_s(scenario: Scenario) -> float:
-    """Seconds of the head of one step, all micro-batches."""
-    workload = scenario.workload
-    each = cost.head_s(scenario.hardware, scenario.model, workload.micro_batch)
-    return each * workload.micro_batches
+def resident_bytes(graph: StepGraph) -> float:
+    """Bytes of HBM if all tokens were resident."""
+    return sum(v.stored["hbm"] * v.ceiling for v in graph.variables if v.path == "resident")
+
+
+def tight(graph: StepGraph, share: float) -> dict[str, float]:
+    """Budgets that hold weights, full staging buffers and a share of K and V in HBM."""
+    buffers = sum(
+        b.count * max(sum(s * graph.variables[v].ceiling for v, s in t.items()) for t in b.tenants)
+        for b in graph.buffers if "hbm" in b.tiers
+    )  # fmt: skip
+    return LARGE | {"hbm": graph.constant_bytes["hbm"] + buffers + share * resident_bytes(graph)}

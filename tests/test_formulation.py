@@ -12,7 +12,7 @@ from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.solve import full_structure
+from kvplan.candidates import full_structure
 from kvplan.step import build_step
 from kvplan.workload import Budgets, Workload
 
@@ -30,15 +30,20 @@ def table(heading: str) -> list[list[str]]:
 def stated() -> program.Program:
     """A program in which every kind of row and column appears."""
     scenario = Scenario(
-        model=load_model("opt-125m"), hardware=load_hardware("h200"),
-        workload=Workload(batch=2, context=512), budgets=Budgets(disk_bytes=10**12),
+        model=load_model("opt-125m"),
+        hardware=load_hardware("h200"),
+        workload=Workload(batch=2, context=512),
+        budgets=Budgets(disk_bytes=10**12),
         options=Options(allow={"int8": 0.5}),
-    )  # fmt: skip
+    )
     schedule = Schedule(stages=4, stream_weights=True)
     graph = build_step(
-        scenario.model, scenario.hardware, scenario.workload, schedule,
+        scenario.model,
+        scenario.hardware,
+        scenario.workload,
+        schedule,
         full_structure(scenario, schedule, range(12)),
-    )  # fmt: skip
+    )
     return program.state(graph, scenario.capacity, quality=scenario.quality, block=64)
 
 

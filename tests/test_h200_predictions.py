@@ -32,15 +32,30 @@ def prototype(case: dict[str, Any]) -> ModelSpec:
     attention = hidden * dim * (2 * case["nh"] + 2 * case["nkv"])
     mlp = hidden * case["ffn"] * (3 if case.get("gated") else 2)
     layer = LayerSpec(
-        hidden=hidden, query_heads=case["nh"], kv_heads=case["nkv"], head_dim_k=dim,
-        head_dim_v=dim, intermediate=case["ffn"], gated_mlp=bool(case.get("gated")), rope=False,
-        attention_params=attention, mlp_params=mlp,
-    )  # fmt: skip
+        hidden=hidden,
+        query_heads=case["nh"],
+        kv_heads=case["nkv"],
+        head_dim_k=dim,
+        head_dim_v=dim,
+        intermediate=case["ffn"],
+        gated_mlp=bool(case.get("gated")),
+        rope=False,
+        attention_params=attention,
+        mlp_params=mlp,
+    )
     return ModelSpec(
-        name="prototype", family="prototype", hidden=hidden, vocab=1, embedding_width=hidden,
-        weight_dtype="fp16", layers=(layer,) * case["L"], embedding_params=hidden,
-        head_params=hidden, tied=False, source="decode_step.json",
-    )  # fmt: skip
+        name="prototype",
+        family="prototype",
+        hidden=hidden,
+        vocab=1,
+        embedding_width=hidden,
+        weight_dtype="fp16",
+        layers=(layer,) * case["L"],
+        embedding_params=hidden,
+        head_params=hidden,
+        tied=False,
+        source="decode_step.json",
+    )
 
 
 @dataclass(frozen=True)
@@ -66,10 +81,11 @@ def predict(case: dict[str, Any]) -> Evaluation:
         "resident": float(resident),
     }
     scenario = Scenario(
-        model=prototype(case), hardware=load_hardware("h200"),
+        model=prototype(case),
+        hardware=load_hardware("h200"),
         workload=Workload(batch=case["B"], context=case["S"]),
         budgets=Budgets(dram_bytes=2**40),
-    )  # fmt: skip
+    )
     schedule = Schedule(
         axis="token", stages=case["stages"], queue_depth=case["depth"], boundary="barrier"
     )
@@ -85,10 +101,15 @@ def points() -> list[Point]:
         for case in json.loads((data_dir("hwprofiles") / FOLDER / file).read_text()):
             if "graph_ms" in case:
                 name = "{name} B{B} S{S} P{P} {stages}x{depth}".format(**case)
-                found.append(Point(
-                    name, case["depth"], case.get("R", 0) < case["S"],
-                    predict(case).step_s, case["graph_ms"] / 1e3,
-                ))  # fmt: skip
+                found.append(
+                    Point(
+                        name,
+                        case["depth"],
+                        case.get("R", 0) < case["S"],
+                        predict(case).step_s,
+                        case["graph_ms"] / 1e3,
+                    )
+                )
     return found
 
 
@@ -97,8 +118,10 @@ def test_median_and_worst_error(points: list[Point]) -> None:
     chosen = [p for p in points if p.depth >= 2 and p.offloaded]
     errors = sorted(abs(p.error) for p in chosen)
     worst = max(chosen, key=lambda p: abs(p.error))
-    print(f"\n{len(chosen)} steps: median {statistics.median(errors):.2%}, "
-          f"worst {worst.error:+.2%} ({worst.name})")  # fmt: skip
+    print(
+        f"\n{len(chosen)} steps: median {statistics.median(errors):.2%}, "
+        f"worst {worst.error:+.2%} ({worst.name})"
+    )
     assert len(chosen) >= 40
     assert statistics.median(errors) <= 0.02
     assert errors[-1] <= 0.08, worst

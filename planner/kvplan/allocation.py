@@ -85,9 +85,14 @@ def spread(shares: Mapping[str, float], count: int, carry: dict[str, float]) -> 
 
 
 def rounded(
-    tokens: Sequence[int], targets: Sequence[Mapping[str, float]], classes: Sequence[int],
-    axis: str, stages: int, block: int, pattern: str | Sequence[Mapping[str, float]] = "even",
-) -> Allocation:  # fmt: skip
+    tokens: Sequence[int],
+    targets: Sequence[Mapping[str, float]],
+    classes: Sequence[int],
+    axis: str,
+    stages: int,
+    block: int,
+    pattern: str | Sequence[Mapping[str, float]] = "even",
+) -> Allocation:
     """Whole blocks per layer and stage, close to fractional targets.
 
     What rounding a layer leaves over goes to the next equal layer, so that the mean over layers
@@ -145,7 +150,7 @@ def stage_mixes(
         order = list(left)
         if pattern == "alternating":
             due = {n: staged[n] * (stage + 1) / stages - (staged[n] - left[n]) for n in left}
-            order.sort(key=lambda n: -due[n])  # noqa: B023
+            order.sort(key=lambda n: -due[n])
         for name in order:
             mix[name] = min(room, left[name])
             left[name] -= mix[name]
@@ -194,9 +199,11 @@ def _by_stage(
 
 
 def _segments(
-    count: int, block: int, stages: Sequence[tuple[int, Mapping[str, int]]],
+    count: int,
+    block: int,
+    stages: Sequence[tuple[int, Mapping[str, int]]],
     parts: Mapping[str, int],
-) -> tuple[Segment, ...]:  # fmt: skip
+) -> tuple[Segment, ...]:
     """Lay the blocks out in token order: stages, then tokens attended away, then resident."""
     order: list[tuple[str, int | None, int]] = []
     for stage, mix in stages:

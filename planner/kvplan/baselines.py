@@ -72,10 +72,14 @@ def forced(
     """
     layers = range(len(scenario.model.layers))
     allocation = rounded(
-        [scenario.cached_tokens(i) for i in layers], [dict(shares) for _ in layers],
-        scenario.classes, schedule.axis, schedule.stages,
-        scenario.workload.block if block is None else block, "grouped",
-    )  # fmt: skip
+        [scenario.cached_tokens(i) for i in layers],
+        [dict(shares) for _ in layers],
+        scenario.classes,
+        schedule.axis,
+        schedule.stages,
+        scenario.workload.block if block is None else block,
+        "grouped",
+    )
     evaluation = evaluate(scenario, schedule, allocation, [1.0 for _ in layers])
     if schedule.stream_weights:
         room = scenario.capacity["hbm"] - evaluation.memory_bytes["hbm"]
@@ -116,10 +120,14 @@ def overlapped_fetch(scenario: Scenario) -> Evaluation | str:
 def staged_pipeline(scenario: Scenario) -> Evaluation | str:
     """Stages of a layer need small buffers, so K and V fill the HBM that is left."""
     options = Options(
-        paths=("resident", "fetch"), axes=("token",), stages=(4,), queue_depths=(3,),
-        boundary=scenario.options.boundary, mode=scenario.options.mode,
+        paths=("resident", "fetch"),
+        axes=("token",),
+        stages=(4,),
+        queue_depths=(3,),
+        boundary=scenario.options.boundary,
+        mode=scenario.options.mode,
         weights=scenario.options.weights,
-    )  # fmt: skip
+    )
     try:
         return solve.search(dataclasses.replace(scenario, options=options)).best
     except InfeasibleError as error:
@@ -130,11 +138,15 @@ def kvpr_layer(scenario: Scenario) -> kvpr.Layer:
     """The first layer as KVPR's cost model sees it, at the machine's link and matrix rates."""
     spec, workload, hardware = scenario.model.layers[0], scenario.workload, scenario.hardware
     return kvpr.Layer(
-        batch=workload.batch, hidden=spec.hidden, kv_elements=spec.kv_elements,
-        element_bytes=element_bytes(workload.kv_dtype), tokens=workload.tokens,
-        prompt=workload.context, link_bytes_per_s=hardware.h2d.copy.rate(),
+        batch=workload.batch,
+        hidden=spec.hidden,
+        kv_elements=spec.kv_elements,
+        element_bytes=element_bytes(workload.kv_dtype),
+        tokens=workload.tokens,
+        prompt=workload.context,
+        link_bytes_per_s=hardware.h2d.copy.rate(),
         flop_per_s=cost.flop_per_s(hardware, scenario.model.weight_dtype),
-    )  # fmt: skip
+    )
 
 
 def kvpr_serial(scenario: Scenario) -> Evaluation | str:

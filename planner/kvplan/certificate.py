@@ -21,9 +21,13 @@ MOST_SOLVES = 60
 
 
 def sharpened(
-    unit: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
-    quality: Mapping[str, float], block: int, target_s: float,
-) -> float:  # fmt: skip
+    unit: StepGraph,
+    classes: Sequence[int],
+    capacity: Mapping[str, float],
+    quality: Mapping[str, float],
+    block: int,
+    target_s: float,
+) -> float:
     """Lower bound on the step of one schedule, seconds; at most about ``target_s`` is tried.
 
     Args:
@@ -39,9 +43,7 @@ def sharpened(
     solves = 0
 
     def branch(least: float, most: float) -> None:
-        found = fluid.bound(
-            unit, classes, capacity, quality, fluid.Staging(least, most, block)
-        )
+        found = fluid.bound(unit, classes, capacity, quality, fluid.Staging(least, most, block))
         if found is not None:
             heapq.heappush(heap, (found.step_s, least, most))
 

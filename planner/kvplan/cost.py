@@ -25,9 +25,7 @@ ATTEND_KERNELS = 1
 """One partial attention with log-sum-exp per stage; the merge is counted in finish."""
 
 
-def linear(
-    hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tokens: int
-) -> float:
+def linear(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tokens: int) -> float:
     """Seconds of one linear layer over a few tokens: weights are read once.
 
     Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,9 @@ class Curve:
         >>> affine(1.0, 2.0).plus(0.5, 1.0).seconds(1.0)
         4.5
         """
-        return Curve(tuple(Piece(p.fixed_s + fixed_s, p.s_per_unit + s_per_unit)
-                           for p in self.pieces))  # fmt: skip
+        return Curve(
+            tuple(Piece(p.fixed_s + fixed_s, p.s_per_unit + s_per_unit) for p in self.pieces)
+        )
 
     def rate(self) -> float:
         """Units per second that very large operations approach.
@@ -135,7 +137,7 @@ def through(points: Sequence[tuple[float, float]]) -> Curve:
         volume, seconds = hull[0]
         return affine(0.0, seconds / volume)
     pieces = []
-    for left, right in zip(hull, hull[1:], strict=False):
+    for left, right in pairwise(hull):
         slope = _slope(left, right)
         pieces.append(Piece(left[1] - slope * left[0], slope))
     return Curve(pruned(pieces))

@@ -1,8 +1,8 @@
 """Everything kvplan raises on purpose.
 
-    KvplanError             exit code 1: the program got something wrong
-    ├── InputError          exit code 2: a field, a value, what would be accepted
-    └── InfeasibleError     exit code 3: no plan fits; the budget that binds, what would fit
+KvplanError             exit code 1: the program got something wrong
+├── InputError          exit code 2: a field, a value, what would be accepted
+└── InfeasibleError     exit code 3: no plan fits; the budget that binds, what would fit
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ class InputError(KvplanError):
     exit_code = 2
 
     def __init__(self, field: str, value: object, accepted: str) -> None:
+        """Put the three parts into one line."""
         self.field, self.value, self.accepted = field, value, accepted
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # an int of thousands of digits
+            shown = "a number of thousands of digits"
         if len(shown) > 80:
             shown = shown[:77] + "..."
         message = f"{field}: {shown} is not accepted: {accepted}"
@@ -46,5 +50,6 @@ class InfeasibleError(KvplanError):
     exit_code = 3
 
     def __init__(self, budget: str, reason: str, change: str) -> None:
+        """Put the three parts into one line."""
         self.budget, self.reason, self.change = budget, reason, change
         super().__init__(f"no feasible plan: {budget}: {reason}; {change}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvplan.allocation import Allocation
 from kvplan.errors import InputError
@@ -18,7 +19,7 @@ from kvplan.step import StepGraph, build_step
 from kvplan.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evaluation:
     """A judged allocation.
 
@@ -28,8 +29,6 @@ class Evaluation:
         streamed: share of each layer's weights that crosses the link every step.
         graph: the step graph of exactly these paths.
         values: value of every variable of the graph.
-        simulation: its run.
-        memory_bytes: bytes per tier.
     """
 
     schedule: Schedule
@@ -37,8 +36,16 @@ class Evaluation:
     streamed: tuple[float, ...]
     graph: StepGraph
     values: tuple[float, ...]
-    simulation: Simulation
-    memory_bytes: dict[str, float]
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The run of the graph, played when first asked for."""
+        return simulate(self.graph, self.values)
+
+    @cached_property
+    def memory_bytes(self) -> dict[str, float]:
+        """Bytes per tier."""
+        return self.graph.memory_bytes(self.values)
 
     @property
     def step_s(self) -> float:
@@ -55,15 +62,17 @@ class Evaluation:
 
 
 def evaluate(
-    scenario: Scenario, schedule: Schedule, allocation: Allocation,
+    scenario: Scenario,
+    schedule: Schedule,
+    allocation: Allocation,
     streamed: Sequence[float] | None = None,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     """Run an allocation.
 
     Args:
         scenario: model, machine, workload.
         schedule: how the step is pipelined.
-        allocation: segments of every layer; they must cover each layer's tokens once.
+        allocation: segments of every layer, in order; they must cover its tokens once.
         streamed: share of each layer's weights that is streamed; None: none.
 
     Raises:
@@ -77,9 +86,8 @@ def evaluate(
         for v in graph.variables
     )
     return Evaluation(
-        schedule=schedule, allocation=allocation, streamed=shares, graph=graph, values=values,
-        simulation=simulate(graph, values), memory_bytes=graph.memory_bytes(values),
-    )  # fmt: skip
+        schedule=schedule, allocation=allocation, streamed=shares, graph=graph, values=values
+    )
 
 
 def _structure(
@@ -93,7 +101,7 @@ def _structure(
     usable: dict[object, bool] = {}
     for layer, segments in enumerate(allocation):
         reached = 0
-        for segment in sorted(segments):
+        for segment in segments:
             where = f"decision.layers[{layer}]"
             if segment.begin != reached or segment.end <= segment.begin:
                 raise InputError(where, [segment.begin, segment.end], f"tokens from {reached} on")

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from kvplan.errors import KvplanError
-from kvplan.program import FEASIBILITY_TOLERANCE, in_proportion
+from kvplan.program import FEASIBILITY_TOLERANCE, Array, in_proportion
 from kvplan.step import Operation, StepGraph
 
 
@@ -63,9 +63,12 @@ class Staging:
 
 
 def bound(
-    graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
-    quality: Mapping[str, float] | None = None, staging: Staging | None = None,
-) -> Fluid | None:  # fmt: skip
+    graph: StepGraph,
+    classes: Sequence[int],
+    capacity: Mapping[str, float],
+    quality: Mapping[str, float] | None = None,
+    staging: Staging | None = None,
+) -> Fluid | None:
     """The least step any plan of this graph can have, or None where nothing fits.
 
     Args:
@@ -79,9 +82,11 @@ def bound(
 
 
 def shortfall(
-    graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
+    graph: StepGraph,
+    classes: Sequence[int],
+    capacity: Mapping[str, float],
     quality: Mapping[str, float] | None = None,
-) -> Fluid:  # fmt: skip
+) -> Fluid:
     """Widen tiers by as little as makes a plan possible."""
     found = _solve(graph, classes, capacity, quality or {}, True, None)
     if found is None:
@@ -108,9 +113,13 @@ class _Columns:
 
 
 def _solve(
-    graph: StepGraph, classes: Sequence[int], capacity: Mapping[str, float],
-    quality: Mapping[str, float], widen: bool, staging: Staging | None,
-) -> Fluid | None:  # fmt: skip
+    graph: StepGraph,
+    classes: Sequence[int],
+    capacity: Mapping[str, float],
+    quality: Mapping[str, float],
+    widen: bool,
+    staging: Staging | None,
+) -> Fluid | None:
     columns, column_of, share_of = _columns(graph, classes)
     rows: list[_Row] = []
     period = _resource_rows(graph, columns, column_of, share_of, rows, staging)
@@ -134,33 +143,42 @@ def _solve(
     if not widen:
         cost[period] = 1.0
     result = linprog(
-        cost, A_ub=matrix, b_ub=bounds, A_eq=equal_matrix, b_eq=equal_bounds,
-        bounds=[(0.0, None if u is None else u / s)
-                for u, s in zip(columns.upper, scale, strict=True)],
-        method="highs", options={"primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-                                 "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE},
-    )  # fmt: skip
+        cost,
+        A_ub=matrix,
+        b_ub=bounds,
+        A_eq=equal_matrix,
+        b_eq=equal_bounds,
+        bounds=[
+            (0.0, None if u is None else u / s) for u, s in zip(columns.upper, scale, strict=True)
+        ],
+        method="highs",
+        options={
+            "primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+            "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+        },
+    )
     if result.status == 2:
         return None
     if result.status != 0:
         raise KvplanError(f"the solver stopped: {result.message}")
     values = np.maximum(result.x * scale, 0.0)
     gain = np.maximum(-result.ineqlin.marginals / row_scale, 0.0)
-    duals = {row[2]: float(g) * columns.scale[period] * graph.cycles
-             for row, g in zip(rows, gain, strict=True)}  # fmt: skip
+    duals = {
+        row[2]: float(g) * columns.scale[period] * graph.cycles
+        for row, g in zip(rows, gain, strict=True)
+    }
     return Fluid(
         step_s=float(values[period]) * graph.cycles,
         tokens={key: float(values[column]) for key, column in columns.of.items()},
         shortfall_bytes={tier: float(values[column]) for tier, column in slack.items()},
         capacity_s_per_byte={tier: duals[f"capacity[{tier}]"] for tier in capacity},
-        resource_weight={n[9:-1]: d / graph.cycles for n, d in duals.items()
-                         if n.startswith("resource[")},
+        resource_weight={
+            n[9:-1]: d / graph.cycles for n, d in duals.items() if n.startswith("resource[")
+        },
     )
 
 
-def _columns(
-    graph: StepGraph, classes: Sequence[int]
-) -> tuple[_Columns, list[int], list[float]]:
+def _columns(graph: StepGraph, classes: Sequence[int]) -> tuple[_Columns, list[int], list[float]]:
     """One column per (class, path); for each variable its column and its share of it."""
     columns = _Columns({}, [], [])
     column_of: list[int] = []
@@ -174,16 +192,18 @@ def _columns(
         column_of.append(columns.of[key])
         each = (*key, variable.layer)
         members[each] = members.get(each, 0) + 1
-    share_of = [
-        1.0 / members[classes[v.layer], v.path, v.layer] for v in graph.variables
-    ]  # fmt: skip
+    share_of = [1.0 / members[classes[v.layer], v.path, v.layer] for v in graph.variables]
     return columns, column_of, share_of
 
 
 def _resource_rows(
-    graph: StepGraph, columns: _Columns, column_of: Sequence[int], share_of: Sequence[float],
-    rows: list[_Row], staging: Staging | None,
-) -> int:  # fmt: skip
+    graph: StepGraph,
+    columns: _Columns,
+    column_of: Sequence[int],
+    share_of: Sequence[float],
+    rows: list[_Row],
+    staging: Staging | None,
+) -> int:
     """For each resource: the durations of its operations add up to at most T."""
     busy: dict[str, tuple[dict[int, float], float]] = {}
     many: dict[object, tuple[int, int]] = {}
@@ -212,10 +232,15 @@ def _resource_rows(
             pending.append((operation.resource, 0, flat, volume))
         position, count = many[key]
         many[key] = (position, count + 1)
-    counts = {position: count for position, count in many.values()}
+    counts = dict(many.values())
     time_s = max((sum(t.values()) for t, _ in busy.values()), default=1.0) or 1.0
-    total_s = max(constant + sum(s * columns.scale[c] for c, s in terms.items())
-                  for terms, constant in busy.values()) or time_s  # fmt: skip
+    total_s = (
+        max(
+            constant + sum(s * columns.scale[c] for c, s in terms.items())
+            for terms, constant in busy.values()
+        )
+        or time_s
+    )
     period = columns.add(None, total_s)
     for position, (resource, _, flat, volume) in enumerate(pending):
         column = columns.add(None, total_s)
@@ -270,9 +295,12 @@ def idle_link_s(graph: StepGraph, staging: Staging) -> float:
 
 
 def _staging_rows(
-    graph: StepGraph, column_of: Sequence[int], share_of: Sequence[float], staging: Staging,
+    graph: StepGraph,
+    column_of: Sequence[int],
+    share_of: Sequence[float],
+    staging: Staging,
     rows: list[_Row],
-) -> None:  # fmt: skip
+) -> None:
     """For the tokens of a layer that go through the pipeline: least <= sum <= most."""
     terms: dict[int, float] = {}
     for index, variable in enumerate(graph.variables):
@@ -284,9 +312,14 @@ def _staging_rows(
 
 
 def _capacity_rows(
-    graph: StepGraph, columns: _Columns, column_of: Sequence[int], share_of: Sequence[float],
-    capacity: Mapping[str, float], widen: bool, rows: list[_Row],
-) -> dict[str, int]:  # fmt: skip
+    graph: StepGraph,
+    columns: _Columns,
+    column_of: Sequence[int],
+    share_of: Sequence[float],
+    capacity: Mapping[str, float],
+    widen: bool,
+    rows: list[_Row],
+) -> dict[str, int]:
     """For each tier: constant, stored and buffers (at their mean tenant) fit."""
     slack = {}
     for tier, limit in capacity.items():
@@ -310,21 +343,24 @@ def _capacity_rows(
     return slack
 
 
-def _token_rows(
-    graph: StepGraph, classes: Sequence[int], columns: _Columns
-) -> list[_Row]:
+def _token_rows(graph: StepGraph, classes: Sequence[int], columns: _Columns) -> list[_Row]:
     """For each class: the tokens of its paths add up to the tokens a layer caches."""
     tokens = {classes[layer]: float(count) for layer, count in graph.tokens.items()}
     return [
-        ({c: 1.0 for (of, path), c in columns.of.items()
-          if of == each and path != "stream_weights"}, count, f"tokens[{each}]")
+        (
+            {
+                c: 1.0
+                for (of, path), c in columns.of.items()
+                if of == each and path != "stream_weights"
+            },
+            count,
+            f"tokens[{each}]",
+        )
         for each, count in tokens.items()
-    ]  # fmt: skip
+    ]
 
 
-def _dense(
-    rows: Sequence[_Row], scale: np.ndarray  # type: ignore[type-arg]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _dense(rows: Sequence[_Row], scale: Array) -> tuple[Array, Array, Array]:
     """Dense scaled matrix: columns by their scale, rows by their largest entry."""
     matrix = np.zeros((len(rows), len(scale)))
     for number, (terms, _, _) in enumerate(rows):

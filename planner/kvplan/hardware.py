@@ -35,9 +35,21 @@ from kvplan.hardware_parts import (
 )
 
 __all__ = [
-    "DTYPES", "KINDS", "Disk", "GemmCurve", "Gpu", "HardwareProfile", "Host", "Kind", "Link",
-    "Provenance", "number_paths", "override", "peak_rate", "scaled",
-]  # fmt: skip
+    "DTYPES",
+    "KINDS",
+    "Disk",
+    "GemmCurve",
+    "Gpu",
+    "HardwareProfile",
+    "Host",
+    "Kind",
+    "Link",
+    "Provenance",
+    "number_paths",
+    "override",
+    "peak_rate",
+    "scaled",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +101,11 @@ class HardwareProfile:
     @property
     def host_attention_measured(self) -> bool:
         """Whether every rate of attention on the CPU was measured, and there is one."""
-        kinds = {p.kind for k, p in self.provenance.items() if k.startswith("host.attention_")
-                 and not k.endswith("latency")}  # fmt: skip
+        kinds = {
+            p.kind
+            for k, p in self.provenance.items()
+            if k.startswith("host.attention_") and not k.endswith("latency")
+        }
         return kinds == {"measured"}
 
 
@@ -142,8 +157,14 @@ def override(
     Raises:
         InputError: not a finite number above zero, or a rate above the link's raw rate.
     """
-    given = (h2d_bytes_per_s, flop_per_s, hbm_bytes, dram_bytes, hbm_bytes_per_s,
-             host_attention_bytes_per_s)  # fmt: skip
+    given = (
+        h2d_bytes_per_s,
+        flop_per_s,
+        hbm_bytes,
+        dram_bytes,
+        hbm_bytes_per_s,
+        host_attention_bytes_per_s,
+    )
     for (name, change), value in zip(_CHANGES.items(), given, strict=True):
         if value is not None:
             parts, paths = change(profile, value)

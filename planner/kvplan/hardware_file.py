@@ -92,11 +92,10 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
         "h2d": _link(top, "h2d"),
         "d2h": _link(top, "d2h"),
         "host": _host(top),
-        "disk": disk and disk.build(
-            Disk, read=disk.curve("read"), capacity_bytes=disk.size("capacity")
-        ),
+        "disk": disk
+        and disk.build(Disk, read=disk.curve("read"), capacity_bytes=disk.size("capacity")),
         "date": top.date("date"),
-    }  # fmt: skip
+    }
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     return top.build(
         HardwareProfile, **fields, provenance=top.provenance, residuals=top.residuals, digest=digest

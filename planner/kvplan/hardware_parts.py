@@ -74,9 +74,11 @@ class Link:
         for name, rate in rates.items():
             if rate > self.raw_bytes_per_s * (1 + 1e-9):
                 raise InputError(
-                    name, f"{rate / 1e9:.6g} GB/s", "a bandwidth above its link's raw rate: "
+                    name,
+                    f"{rate / 1e9:.6g} GB/s",
+                    "a bandwidth above its link's raw rate: "
                     f"at most raw_bandwidth, {self.raw_bytes_per_s / 1e9:.6g} GB/s",
-                )  # fmt: skip
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -212,19 +212,34 @@ def _gated(keys: _Keys, family: str, source: str) -> ModelSpec:
     mlp += 2 * inner + hidden if family == "llama" and keys.flag("mlp_bias", False) else 0
     specs = {
         window: LayerSpec(
-            hidden=hidden, query_heads=heads, kv_heads=kv_heads, head_dim_k=head_dim,
-            head_dim_v=head_dim, window=window, intermediate=inner, gated_mlp=True, rope=True,
-            attention_params=attention, mlp_params=mlp,
+            hidden=hidden,
+            query_heads=heads,
+            kv_heads=kv_heads,
+            head_dim_k=head_dim,
+            head_dim_v=head_dim,
+            window=window,
+            intermediate=inner,
+            gated_mlp=True,
+            rope=True,
+            attention_params=attention,
+            mlp_params=mlp,
         )
         for window in dict.fromkeys(windows)
-    }  # fmt: skip
+    }
     return ModelSpec(
-        name=keys.name, family=family, hidden=hidden, vocab=vocab, embedding_width=hidden,
-        max_positions=_max_positions(keys), weight_dtype=_weight_dtype(keys),
-        layers=tuple(specs[window] for window in windows), embedding_params=vocab * hidden,
-        head_params=vocab * hidden + hidden, tied=keys.flag("tie_word_embeddings", False),
+        name=keys.name,
+        family=family,
+        hidden=hidden,
+        vocab=vocab,
+        embedding_width=hidden,
+        max_positions=_max_positions(keys),
+        weight_dtype=_weight_dtype(keys),
+        layers=tuple(specs[window] for window in windows),
+        embedding_params=vocab * hidden,
+        head_params=vocab * hidden + hidden,
+        tied=keys.flag("tie_word_embeddings", False),
         source=source,
-    )  # fmt: skip
+    )
 
 
 def _opt(keys: _Keys, family: str, source: str) -> ModelSpec:
@@ -244,19 +259,32 @@ def _opt(keys: _Keys, family: str, source: str) -> ModelSpec:
     removed = keys.flag("_remove_final_layer_norm", False)
     last = keys.flag("do_layer_norm_before", True) and not removed
     spec = LayerSpec(
-        hidden=hidden, query_heads=heads, kv_heads=heads, head_dim_k=hidden // heads,
-        head_dim_v=hidden // heads, intermediate=inner, gated_mlp=False, rope=False,
+        hidden=hidden,
+        query_heads=heads,
+        kv_heads=heads,
+        head_dim_k=hidden // heads,
+        head_dim_v=hidden // heads,
+        intermediate=inner,
+        gated_mlp=False,
+        rope=False,
         attention_params=4 * hidden * hidden + 4 * hidden * bias + norm,
         mlp_params=2 * hidden * inner + (inner + hidden) * bias + norm,
-    )  # fmt: skip
+    )
     projections = 2 * width * hidden if width != hidden else 0
     return ModelSpec(
-        name=keys.name, family=family, hidden=hidden, vocab=vocab, embedding_width=width,
-        max_positions=positions, weight_dtype=_weight_dtype(keys), layers=(spec,) * layers,
+        name=keys.name,
+        family=family,
+        hidden=hidden,
+        vocab=vocab,
+        embedding_width=width,
+        max_positions=positions,
+        weight_dtype=_weight_dtype(keys),
+        layers=(spec,) * layers,
         embedding_params=vocab * width + (positions + 2) * hidden + projections,
         head_params=vocab * width + (norm if last else 0),
-        tied=keys.flag("tie_word_embeddings", True), source=source,
-    )  # fmt: skip
+        tied=keys.flag("tie_word_embeddings", True),
+        source=source,
+    )
 
 
 def load_config(path: str | os.PathLike[str]) -> ModelSpec:

@@ -81,8 +81,14 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Check ranges and how the heads fit together."""
-        for field in ("hidden", "query_heads", "kv_heads", "head_dim_k", "head_dim_v",
-                      "intermediate"):  # fmt: skip
+        for field in (
+            "hidden",
+            "query_heads",
+            "kv_heads",
+            "head_dim_k",
+            "head_dim_v",
+            "intermediate",
+        ):
             require_whole(field, getattr(self, field), 1, MAX_WIDTH)
         for field in ("attention_params", "mlp_params"):
             require_whole(field, getattr(self, field), 1, MAX_PARAMS)
@@ -265,14 +271,34 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def _llama3_layer(window: int | None = None) -> LayerSpec:
     """One layer of Llama-3-8B, for the examples on this page."""
-    return LayerSpec(hidden=4096, query_heads=32, kv_heads=8, head_dim_k=128, head_dim_v=128,
-                     window=window, intermediate=14336, gated_mlp=True, rope=True,
-                     attention_params=41_947_136, mlp_params=176_164_864)  # fmt: skip
+    return LayerSpec(
+        hidden=4096,
+        query_heads=32,
+        kv_heads=8,
+        head_dim_k=128,
+        head_dim_v=128,
+        window=window,
+        intermediate=14336,
+        gated_mlp=True,
+        rope=True,
+        attention_params=41_947_136,
+        mlp_params=176_164_864,
+    )
 
 
 def _llama3(layers: tuple[LayerSpec, ...]) -> ModelSpec:
     """Llama-3-8B around some layers, for the examples on this page."""
-    return ModelSpec(name="example", family="llama", hidden=4096, vocab=128256,
-                     embedding_width=4096, max_positions=8192, weight_dtype="bf16",
-                     layers=layers, embedding_params=525_336_576, head_params=525_340_672,
-                     tied=False, source="example")  # fmt: skip
+    return ModelSpec(
+        name="example",
+        family="llama",
+        hidden=4096,
+        vocab=128256,
+        embedding_width=4096,
+        max_positions=8192,
+        weight_dtype="bf16",
+        layers=layers,
+        embedding_params=525_336_576,
+        head_params=525_340_672,
+        tied=False,
+        source="example",
+    )

@@ -114,8 +114,9 @@ RECOMPUTE = Path(
     name="recompute",
     summary="activations wait in host memory, cross the link, and K and V are rebuilt",
     stored=lambda layer, dtype: {
-        "dram": _activation(layer, dtype), "pinned": _activation(layer, dtype)
-    },  # fmt: skip
+        "dram": _activation(layer, dtype),
+        "pinned": _activation(layer, dtype),
+    },
     legs=lambda hardware, layer, dtype, weights: (
         _copy("copy_activations", hardware, _activation(layer, dtype)),
         _rebuild(hardware, layer, weights),
@@ -168,9 +169,10 @@ def fetch_quantised(precision: str) -> Path:
         stored=lambda layer, dtype: {"dram": packed(layer, dtype), "pinned": packed(layer, dtype)},
         legs=lambda hardware, layer, dtype, weights: (
             _copy("copy_kv", hardware, packed(layer, dtype)),
-            Leg("dequantise", "gpu", _kv(layer, dtype),
-                cost.dequantise(hardware, precision, dtype)),
-        ),  # fmt: skip
+            Leg(
+                "dequantise", "gpu", _kv(layer, dtype), cost.dequantise(hardware, precision, dtype)
+            ),
+        ),
         exact=False,
         precision=precision,
         staging=packed,
@@ -180,10 +182,16 @@ def fetch_quantised(precision: str) -> Path:
 REGISTRY: dict[str, Path] = {
     path.name: path
     for path in (
-        RESIDENT, FETCH, RECOMPUTE, RECOMPUTE_RESIDENT, ATTEND_HOST, FETCH_DISK,
-        fetch_quantised("int8"), fetch_quantised("int4"),
+        RESIDENT,
+        FETCH,
+        RECOMPUTE,
+        RECOMPUTE_RESIDENT,
+        ATTEND_HOST,
+        FETCH_DISK,
+        fetch_quantised("int8"),
+        fetch_quantised("int4"),
     )
-}  # fmt: skip
+}
 
 
 def find(names: Iterable[str]) -> tuple[Path, ...]:

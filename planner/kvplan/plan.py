@@ -28,14 +28,14 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of the parts: an unknown key is an error."""
 
 
-class LayerRun(_Part):
+class LayerRun(_Part, frozen=True):
     """Equal layers that follow each other."""
 
     count: Positive
     layer: LayerSpec
 
 
-class ModelInput(_Part):
+class ModelInput(_Part, frozen=True):
     """The model, whole, so that a plan can be read without the library it came from."""
 
     name: Name
@@ -52,7 +52,7 @@ class ModelInput(_Part):
     layers: Annotated[list[LayerRun], Meta(min_length=1, max_length=10_000)]
 
 
-class HardwareInput(_Part):
+class HardwareInput(_Part, frozen=True):
     """The machine: its profile by name and digest, and what was changed on the command line."""
 
     name: Name
@@ -63,7 +63,7 @@ class HardwareInput(_Part):
     overrides: dict[str, Annotated[float, Meta(gt=0)]] = {}
 
 
-class WorkloadInput(_Part):
+class WorkloadInput(_Part, frozen=True):
     """The batch."""
 
     batch: Positive
@@ -75,7 +75,7 @@ class WorkloadInput(_Part):
     schedule: Literal["column", "row"]
 
 
-class BudgetInput(_Part):
+class BudgetInput(_Part, frozen=True):
     """Memory that could be used; null where the profile's figure was taken."""
 
     hbm_bytes: Count | None
@@ -86,7 +86,7 @@ class BudgetInput(_Part):
     disk_bytes: Count
 
 
-class OptionInput(_Part):
+class OptionInput(_Part, frozen=True):
     """What the search could choose from."""
 
     paths: list[Name] | None
@@ -100,7 +100,7 @@ class OptionInput(_Part):
     weights: Literal["auto", "resident", "streamed"]
 
 
-class Inputs(_Part):
+class Inputs(_Part, frozen=True):
     """Everything the plan depends on."""
 
     model: ModelInput
@@ -110,7 +110,7 @@ class Inputs(_Part):
     options: OptionInput
 
 
-class Range(_Part):
+class Range(_Part, frozen=True):
     """Tokens ``[begin, end)`` that take one path; stage is null outside the pipeline."""
 
     begin: Count
@@ -119,7 +119,7 @@ class Range(_Part):
     stage: Count | None
 
 
-class LayerDecision(_Part):
+class LayerDecision(_Part, frozen=True):
     """What one layer does."""
 
     layer: Count
@@ -129,7 +129,7 @@ class LayerDecision(_Part):
     streamed_weights: Share
 
 
-class Decision(_Part):
+class Decision(_Part, frozen=True):
     """What was decided."""
 
     strategy: Name
@@ -144,14 +144,14 @@ class Decision(_Part):
     layers: Annotated[list[LayerDecision], Meta(min_length=1, max_length=10_000)]
 
 
-class Value(_Part):
+class Value(_Part, frozen=True):
     """What more of something would bring, from the duals of the program."""
 
     what: str
     saved_s: Seconds
 
 
-class Prediction(_Part):
+class Prediction(_Part, frozen=True):
     """What running the plan is expected to show."""
 
     step_s: Seconds
@@ -167,7 +167,7 @@ class Prediction(_Part):
     confidence: str
 
 
-class BaselineResult(_Part):
+class BaselineResult(_Part, frozen=True):
     """A baseline beside the plan; step null and a reason where it is not possible."""
 
     title: str
@@ -175,7 +175,7 @@ class BaselineResult(_Part):
     reason: str | None = None
 
 
-class Provenance(_Part):
+class Provenance(_Part, frozen=True):
     """Who made the plan."""
 
     kvplan: str
@@ -183,7 +183,7 @@ class Provenance(_Part):
     time: str
 
 
-class Plan(_Part):
+class Plan(_Part, frozen=True):
     """A whole plan document."""
 
     kvplan_plan: Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+$")]

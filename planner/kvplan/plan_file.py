@@ -56,9 +56,10 @@ def _check_version(version: str, name: str) -> None:
         raise InputError(f"{name}: kvplan_plan", version, f"a version such as {SCHEMA_VERSION}")
     if int(major) != own_major or int(minor) > own_minor:
         raise InputError(
-            f"{name}: kvplan_plan", version,
+            f"{name}: kvplan_plan",
+            version,
             f"version {own_major}.0 to {SCHEMA_VERSION}; this file needs another kvplan",
-        )  # fmt: skip
+        )
 
 
 def _start(raw: bytes) -> str:
@@ -114,8 +115,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
-        raise InputError("output", str(path), f"a file that can be written ({error.strerror})") \
-            from None  # fmt: skip
+        raise InputError(
+            "output", str(path), f"a file that can be written ({error.strerror})"
+        ) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -123,8 +125,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         os.replace(temporary, target)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
-        raise InputError("output", str(path), f"a file that can be written ({error.strerror})") \
-            from None  # fmt: skip
+        raise InputError(
+            "output", str(path), f"a file that can be written ({error.strerror})"
+        ) from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -138,5 +141,8 @@ def write_plan(path: str | os.PathLike[str], plan: Plan) -> None:
 def schema() -> dict[str, Any]:
     """The JSON Schema of plan documents."""
     document = msgspec.json.schema(Plan)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema",
-            "title": f"kvplan plan {SCHEMA_VERSION}", **document}  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"kvplan plan {SCHEMA_VERSION}",
+        **document,
+    }

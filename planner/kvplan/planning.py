@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import scipy
 
 import kvplan
-from kvplan import cost
 from kvplan.allocation import Allocation, Segment, tokens_by_path
 from kvplan.baselines import Rung, ladder
+from kvplan.candidates import NEAR
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.hardware import HardwareProfile, override
@@ -38,7 +38,7 @@ from kvplan.plan import (
 )
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.solve import NEAR, Search, search
+from kvplan.solve import Search, search
 from kvplan.units import GB, GIB
 from kvplan.workload import Budgets, Workload
 
@@ -68,9 +68,13 @@ def choose(found: Search, rungs: Sequence[Rung]) -> tuple[str, Evaluation]:
 
 
 def document(
-    scenario: Scenario, found: Search, strategy: str, best: Evaluation, rungs: Sequence[Rung],
+    scenario: Scenario,
+    found: Search,
+    strategy: str,
+    best: Evaluation,
+    rungs: Sequence[Rung],
     time: str | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan document of a judged allocation."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Plan(
@@ -85,46 +89,36 @@ def document(
             for rung in rungs
         },
         provenance=Provenance(
-            kvplan=kvplan.__version__, solver=f"HiGHS (scipy {scipy.__version__})",
+            kvplan=kvplan.__version__,
+            solver=f"HiGHS (scipy {scipy.__version__})",
             time=now if time is None else time,
         ),
-    )  # fmt: skip
+    )
 
 
 def _inputs(scenario: Scenario) -> Inputs:
-    model, hardware, options = scenario.model, scenario.hardware, scenario.options
-    workload, budgets = scenario.workload, scenario.budgets
+    model, hardware = scenario.model, scenario.hardware
+    fields = {name: getattr(model, name) for name in model.__struct_fields__ if name != "layers"}
     return Inputs(
-        model=ModelInput(
-            name=model.name, family=model.family, hidden=model.hidden, vocab=model.vocab,
-            max_positions=model.max_positions, weight_dtype=model.weight_dtype,
-            embedding_params=model.embedding_params, embedding_width=model.embedding_width,
-            head_params=model.head_params, tied=model.tied, source=model.source,
-            layers=layer_runs(model.layers),
-        ),
+        model=ModelInput(**fields, layers=layer_runs(model.layers)),
         hardware=HardwareInput(
-            name=hardware.name, title=hardware.title, kind=hardware.kind, digest=hardware.digest,
-            file=scenario.hardware_file, overrides=dict(sorted(scenario.overrides.items())),
+            name=hardware.name,
+            title=hardware.title,
+            kind=hardware.kind,
+            digest=hardware.digest,
+            file=scenario.hardware_file,
+            overrides=dict(sorted(scenario.overrides.items())),
         ),
-        workload=WorkloadInput(
-            batch=workload.batch, context=workload.context, gen=workload.gen,
-            kv_dtype=workload.kv_dtype, block=workload.block,
-            micro_batches=workload.micro_batches, schedule=workload.schedule,  # type: ignore[arg-type]
+        workload=msgspec.convert(dataclasses.asdict(scenario.workload), WorkloadInput),
+        budgets=msgspec.convert(dataclasses.asdict(scenario.budgets), BudgetInput),
+        options=msgspec.convert(
+            {
+                **dataclasses.asdict(scenario.options),
+                "allow": dict(sorted(scenario.options.allow.items())),
+            },
+            OptionInput,
         ),
-        budgets=BudgetInput(
-            hbm_bytes=budgets.hbm_bytes, utilisation=float(budgets.utilisation),
-            reserve_bytes=budgets.reserve_bytes, dram_bytes=budgets.dram_bytes,
-            pinned_bytes=budgets.pinned_bytes, disk_bytes=budgets.disk_bytes,
-        ),
-        options=OptionInput(
-            paths=None if options.paths is None else list(options.paths),
-            allow=dict(sorted(options.allow.items())), axes=list(options.axes),  # type: ignore[arg-type]
-            stages=list(options.stages), queue_depths=list(options.queue_depths),
-            boundary=options.boundary, mode=options.mode,  # type: ignore[arg-type]
-            refine_blocks=options.refine_blocks,
-            weights=options.weights,  # type: ignore[arg-type]
-        ),
-    )  # fmt: skip
+    )
 
 
 def _decision(strategy: str, best: Evaluation, block: int) -> Decision:
@@ -136,20 +130,24 @@ def _decision(strategy: str, best: Evaluation, block: int) -> Decision:
         recomputed = sum(n for path, n in tokens.items() if path.startswith("recompute"))
         layers.append(
             LayerDecision(
-                layer=index, tokens=dict(sorted(tokens.items())),
+                layer=index,
+                tokens=dict(sorted(tokens.items())),
                 recompute_ratio=recomputed / total if total else 0.0,
-                ranges=[Range(begin=s.begin, end=s.end, path=s.path, stage=s.stage)
-                        for s in segments],
+                ranges=[
+                    Range(begin=s.begin, end=s.end, path=s.path, stage=s.stage) for s in segments
+                ],
                 streamed_weights=best.streamed[index] if schedule.stream_weights else 0.0,
             )
-        )  # fmt: skip
-    return Decision(
-        strategy=strategy, axis=schedule.axis, stages=schedule.stages,  # type: ignore[arg-type]
-        queue_depth=schedule.queue_depth, block=block,
-        boundary=schedule.boundary,  # type: ignore[arg-type]
-        prefetch=schedule.prefetch, mode=schedule.mode,  # type: ignore[arg-type]
-        stream_weights=schedule.stream_weights, layers=layers,
-    )  # fmt: skip
+        )
+    return msgspec.convert(
+        {
+            **dataclasses.asdict(best.schedule),
+            "strategy": strategy,
+            "block": block,
+            "layers": layers,
+        },
+        Decision,
+    )
 
 
 def predict(scenario: Scenario, best: Evaluation, found: Search | None = None) -> Prediction:
@@ -158,15 +156,18 @@ def predict(scenario: Scenario, best: Evaluation, found: Search | None = None) -
     bound_s = min(found.bound_s, step_s) if found else 0.0
     moved = best.graph.link_bytes(best.values)
     return Prediction(
-        step_s=step_s, tokens_per_s=scenario.workload.batch / step_s, bound_s=bound_s,
+        step_s=step_s,
+        tokens_per_s=scenario.workload.batch / step_s,
+        bound_s=bound_s,
         gap=max(step_s / bound_s - 1.0, 0.0) if bound_s else 0.0,
-        bottleneck=best.simulation.bottleneck, busy_s=dict(best.simulation.busy_s),
+        bottleneck=best.simulation.bottleneck,
+        busy_s=dict(best.simulation.busy_s),
         memory_bytes={t: float(b) for t, b in sorted(best.memory_bytes.items())},
         capacity_bytes={t: float(b) for t, b in sorted(scenario.capacity.items())},
         moved_bytes={r: float(b) for r, b in sorted(moved.items())},
         values=values(scenario, best, found) if found else [],
         confidence=confidence(scenario.hardware),
-    )  # fmt: skip
+    )
 
 
 def values(scenario: Scenario, best: Evaluation, found: Search) -> list[Value]:
@@ -193,7 +194,7 @@ def _variable_s(best: Evaluation, resource: str, kind: str | None) -> float:
     for operation in best.graph.operations:
         if operation.resource == resource and kind in (None, operation.operation):
             volume = sum(best.values[v] for v in operation.variables)
-            at = max(operation.curve.pieces, key=lambda p: p.fixed_s + p.s_per_unit * volume)  # noqa: B023
+            at = max(operation.curve.pieces, key=lambda p: p.fixed_s + p.s_per_unit * volume)
             total += at.s_per_unit * volume
     return total * best.graph.cycles
 
@@ -231,39 +232,40 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
     if hardware is None:
         hardware = load_hardware(given.file or given.name)
         if given.overrides:
-            hardware = override(hardware, **given.overrides)  # type: ignore[arg-type]
+            hardware = override(hardware, **given.overrides)
         if hardware.digest != given.digest:
             raise InputError(
-                "inputs.hardware.digest", given.digest,
+                "inputs.hardware.digest",
+                given.digest,
                 f"{hardware.digest}, that of {hardware.name} now: the profile has changed since "
                 "the plan was made; solve again, or name a profile with --gpu",
-            )  # fmt: skip
+            )
         file, overrides = given.file, given.overrides
     else:
         file, overrides = None, {}
     workload = Workload(**msgspec.structs.asdict(plan.inputs.workload))
     budgets = Budgets(**msgspec.structs.asdict(plan.inputs.budgets))
-    options = plan.inputs.options
+    options = Options(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in msgspec.structs.asdict(plan.inputs.options).items()
+        }
+    )
     return Scenario(
-        model=model_of(plan), hardware=hardware, workload=workload, budgets=budgets,
-        options=Options(
-            paths=None if options.paths is None else tuple(options.paths),
-            allow=options.allow, axes=tuple(options.axes), stages=tuple(options.stages),
-            queue_depths=tuple(options.queue_depths), boundary=options.boundary,
-            mode=options.mode, refine_blocks=options.refine_blocks, weights=options.weights,
-        ),
-        hardware_file=file, overrides=overrides,
-    )  # fmt: skip
+        model=model_of(plan),
+        hardware=hardware,
+        workload=workload,
+        budgets=budgets,
+        options=options,
+        hardware_file=file,
+        overrides=overrides,
+    )
 
 
 def schedule_of(plan: Plan) -> Schedule:
     """The schedule a plan decided on."""
-    decision = plan.decision
-    return Schedule(
-        axis=decision.axis, stages=decision.stages, queue_depth=decision.queue_depth,
-        boundary=decision.boundary, prefetch=decision.prefetch, mode=decision.mode,
-        stream_weights=decision.stream_weights,
-    )  # fmt: skip
+    names = (field.name for field in dataclasses.fields(Schedule))
+    return Schedule(**{name: getattr(plan.decision, name) for name in names})
 
 
 def allocation_of(plan: Plan) -> Allocation:
@@ -280,14 +282,16 @@ def allocation_of(plan: Plan) -> Allocation:
         for position, segment in enumerate(segments):
             if segment.stage is not None and segment.stage >= plan.decision.stages:
                 raise InputError(
-                    f"decision.layers[{index}].ranges[{position}].stage", segment.stage,
+                    f"decision.layers[{index}].ranges[{position}].stage",
+                    segment.stage,
                     f"a stage below {plan.decision.stages}",
-                )  # fmt: skip
+                )
         if tokens_by_path(segments) != layer.tokens:
             raise InputError(
-                f"decision.layers[{index}].tokens", layer.tokens,
+                f"decision.layers[{index}].tokens",
+                layer.tokens,
                 f"the sums of its ranges, {tokens_by_path(segments)}",
-            )  # fmt: skip
+            )
         layers.append(segments)
     return tuple(layers)
 
@@ -305,4 +309,4 @@ def replay(plan: Plan, hardware: HardwareProfile | None = None) -> tuple[Scenari
     scenario = scenario_of(plan, hardware)
     streamed = [layer.streamed_weights for layer in plan.decision.layers]
     evaluation = evaluate(scenario, schedule_of(plan), allocation_of(plan), streamed)
-    return replace(scenario), evaluation
+    return scenario, evaluation

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
@@ -19,6 +20,8 @@ from kvplan.errors import KvplanError
 from kvplan.step import StepGraph
 
 FEASIBILITY_TOLERANCE = 1e-10
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Solution:
         values: value of every variable of the graph.
         start_s: start of every operation.
         capacity_s_per_byte: how much a byte more of each tier shortens the step.
-        weight_s: for every operation, how much a step shortens per second its duration shrinks.
+        weight: for every operation, seconds a step shortens per second less of its duration.
     """
 
     step_s: float
@@ -74,9 +77,13 @@ class Solution:
 
 
 def state(
-    graph: StepGraph, capacity: Mapping[str, float], *, quality: Mapping[str, float] | None = None,
-    relaxed: bool = False, block: int = 0,
-) -> Program:  # fmt: skip
+    graph: StepGraph,
+    capacity: Mapping[str, float],
+    *,
+    quality: Mapping[str, float] | None = None,
+    relaxed: bool = False,
+    block: int = 0,
+) -> Program:
     """State the program of a step graph.
 
     Args:
@@ -182,9 +189,10 @@ def define_tokens(program: Program) -> None:
     """For each layer: the tokens of all its paths add up to the tokens it caches."""
     for layer, tokens in program.graph.tokens.items():
         terms = {
-            i: 1.0 for i, v in enumerate(program.graph.variables)
+            i: 1.0
+            for i, v in enumerate(program.graph.variables)
             if v.layer == layer and v.path != "stream_weights"
-        }  # fmt: skip
+        }
         program.rows.append(Row(f"tokens[{layer}]", terms, float(tokens), equal=True))
 
 
@@ -213,7 +221,7 @@ def define_buffer(program: Program) -> list[int]:
         largest = max(
             sum(b * program.graph.variables[v].ceiling for v, b in t.items())
             for t in buffer.tenants
-        )  # fmt: skip
+        )
         column = program.column(f"buffer[{number}]", None, max(largest, 1.0))
         for position, tenant in enumerate(buffer.tenants):
             terms = {column: -1.0, **tenant}
@@ -262,29 +270,40 @@ def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | 
     scale = np.asarray(program.scale)
     matrix, bounds, equal_matrix, equal_bounds, row_scale = _matrices(program, scale)
     count = len(program.graph.variables)
-    limits = [(0.0, None if u is None else u / s)
-              for u, s in zip(program.upper, scale, strict=True)]  # fmt: skip
+    limits = [
+        (0.0, None if u is None else u / s) for u, s in zip(program.upper, scale, strict=True)
+    ]
     if fixed is not None:
         limits[:count] = [(v / s, v / s) for v, s in zip(fixed, scale, strict=False)]
     cost = np.zeros(len(scale))
     cost[program.period] = 1.0
     result = linprog(
-        cost, A_ub=matrix, b_ub=bounds, A_eq=equal_matrix, b_eq=equal_bounds, bounds=limits,
-        method="highs", options={"primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-                                 "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE},
-    )  # fmt: skip
+        cost,
+        A_ub=matrix,
+        b_ub=bounds,
+        A_eq=equal_matrix,
+        b_eq=equal_bounds,
+        bounds=limits,
+        method="highs",
+        options={
+            "primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+            "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+        },
+    )
     if result.status == 2:
         return None
     if result.status != 0:
         raise KvplanError(f"the solver stopped: {result.message}")
     values = result.x * scale
+    capacity, weight = _duals(program, result.ineqlin.marginals, row_scale)
     return Solution(
         step_s=float(values[program.period]) * program.graph.cycles,
         values=tuple(float(v) for v in values[:count]),
         start_s=tuple(
             float(v) for v in values[program.start : program.start + len(program.graph.operations)]
         ),
-        **_duals(program, result.ineqlin.marginals, row_scale),
+        capacity_s_per_byte=capacity,
+        weight=weight,
     )
 
 
@@ -300,11 +319,14 @@ def scaled_rows(program: Program) -> Iterator[tuple[Row, dict[int, float], float
         yield row, {c: v / largest for c, v in scaled.items()}, row.bound / largest, largest
 
 
-def _matrices(program: Program, scale: np.ndarray) -> tuple[csr_matrix, np.ndarray, csr_matrix | None, np.ndarray | None, np.ndarray]:  # type: ignore[type-arg]  # noqa: E501
+def _matrices(
+    program: Program, scale: Array
+) -> tuple[csr_matrix, Array, csr_matrix | None, Array | None, Array]:
     """Sparse matrices of the scaled rows, inequalities and equalities apart."""
     parts: dict[bool, tuple[list[int], list[int], list[float], list[float]]] = {
-        False: ([], [], [], []), True: ([], [], [], []),
-    }  # fmt: skip
+        False: ([], [], [], []),
+        True: ([], [], [], []),
+    }
     scales = []
     for row, terms, bound, largest in scaled_rows(program):
         rows, columns, data, bounds = parts[row.equal]
@@ -318,12 +340,15 @@ def _matrices(program: Program, scale: np.ndarray) -> tuple[csr_matrix, np.ndarr
     for equal in (False, True):
         rows, columns, data, bounds = parts[equal]
         shape = (len(bounds), len(scale))
-        built.append(csr_matrix((data, (rows, columns)), shape=shape) if bounds else None)
-        built.append(np.asarray(bounds) if bounds else None)
-    return built[0], built[1], built[2], built[3], np.asarray(scales)
+        built.append((csr_matrix((data, (rows, columns)), shape=shape), np.asarray(bounds)))
+    matrix, limits = built[0]
+    equal_matrix, equal_limits = built[1] if len(built[1][1]) else (None, None)
+    return matrix, limits, equal_matrix, equal_limits, np.asarray(scales)
 
 
-def _duals(program: Program, marginals: np.ndarray, row_scale: np.ndarray) -> dict[str, object]:  # type: ignore[type-arg]  # noqa: E501
+def _duals(
+    program: Program, marginals: Array, row_scale: Array
+) -> tuple[dict[str, float], tuple[float, ...]]:
     """Marginals back in seconds per byte, and the weight of every operation's duration.
 
     A relaxed row or a shorter duration by one unit changes the scaled optimum by the marginal;
@@ -344,4 +369,4 @@ def _duals(program: Program, marginals: np.ndarray, row_scale: np.ndarray) -> di
             capacity[rest[:-1]] = dual
         elif kind == "precedence":
             weight[int(rest.split(",")[0])] += dual
-    return {"capacity_s_per_byte": capacity, "weight": tuple(weight)}
+    return capacity, tuple(weight)

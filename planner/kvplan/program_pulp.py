@@ -40,8 +40,9 @@ def to_pulp(program: Program, fixed: Sequence[float] | None = None) -> pulp.LpPr
     """
     import pulp
 
-    limits = [(0.0, u if u is None else u / s)
-              for u, s in zip(program.upper, program.scale, strict=True)]  # fmt: skip
+    limits = [
+        (0.0, u if u is None else u / s) for u, s in zip(program.upper, program.scale, strict=True)
+    ]
     if fixed is not None:
         count = len(program.graph.variables)
         held = zip(fixed, program.scale[:count], strict=True)

@@ -137,11 +137,15 @@ class Scenario:
             if self.options.paths is not None and len(usable) < len(chosen):
                 missing = next(p.name for p in chosen if p not in usable)
                 raise InputError(
-                    "paths", missing,
+                    "paths",
+                    missing,
                     f"a path that {self.hardware.name} has figures for in {dtype}: "
-                    + ", ".join(p.name for p in REGISTRY.values()
-                                if p.available(self.hardware, layer, dtype)),
-                )  # fmt: skip
+                    + ", ".join(
+                        p.name
+                        for p in REGISTRY.values()
+                        if p.available(self.hardware, layer, dtype)
+                    ),
+                )
             found[layer] = undominated(usable, self.hardware, layer, dtype, weights)
         return found
 

@@ -78,9 +78,11 @@ def _bottleneck(graph: StepGraph, durations: Sequence[float], critical: Sequence
 
 
 def steady_state(
-    after: Sequence[Sequence[tuple[int, int]]], durations: Sequence[float],
-    period: float = 0.0, critical: Sequence[int] = (),
-) -> tuple[float, list[float], list[int]]:  # fmt: skip
+    after: Sequence[Sequence[tuple[int, int]]],
+    durations: Sequence[float],
+    period: float = 0.0,
+    critical: Sequence[int] = (),
+) -> tuple[float, list[float], list[int]]:
     """Smallest period of a cyclic graph, earliest start times at it, and a critical cycle.
 
     Args:

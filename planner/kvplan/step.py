@@ -3,142 +3,29 @@
 The program reads it with symbolic durations, the simulator with numbers, the runtime with streams
 and events, traces and plots to draw. No second description of the step exists.
 
-The step repeats every T seconds, so the graph is cyclic: an edge ``(operation, lag)`` means that
-an operation waits for the end of another one ``lag`` steps earlier. Each resource serves its
-operations in the order in which they are listed.
+Operations are added in an order that respects every wait inside a step; close() adds the waits
+that reach back to earlier steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvplan import cost
 from kvplan.curve import ZERO, Curve, affine
 from kvplan.dtypes import element_bytes
+from kvplan.graph import Buffer, Operation, StepGraph, Structure, Variable
 from kvplan.hardware import HardwareProfile
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.paths import Leg, Path
 from kvplan.schedule import Schedule
 from kvplan.workload import Workload
 
+__all__ = ["Buffer", "Operation", "StepGraph", "Structure", "Variable", "build_step", "group_of"]
+
 WEIGHT_BUFFERS = 2
 """Layers' worth of streamed weights held at once: one in use, one arriving."""
-
-Structure = Mapping[tuple[int, "int | None"], Sequence[Path]]
-"""(layer, stage) to the paths in use there; stage None holds paths outside the pipeline."""
-
-
-@dataclass(slots=True)
-class Variable:
-    """A quantity that a plan decides.
-
-    Args:
-        layer: which layer.
-        stage: stage in the layer (token axis) or group of layers (layer axis); None outside.
-        path: name of the path, or ``stream_weights``.
-        ceiling: most it can be: tokens per sequence, or 1 for the share of streamed weights.
-        stored: bytes per unit in each tier, over the whole batch.
-    """
-
-    layer: int
-    stage: int | None
-    path: str
-    ceiling: float
-    stored: dict[str, float]
-    exact: bool = True
-
-
-@dataclass(slots=True)
-class Operation:
-    """One piece of work.
-
-    Args:
-        operation: its word, for example ``copy_kv``.
-        resource: what serves it, in order; None: costs latency and occupies nothing.
-        curve: seconds over the sum of its variables.
-        variables: indices of those variables; empty: the curve is a constant.
-        after: (index of an operation, lag in steps) that it waits for.
-        bytes_per_unit: bytes it moves per unit of its variables, for link rates.
-        kernels: kernels to launch for it in eager mode.
-        ceiling: most the sum of its variables can be.
-    """
-
-    operation: str
-    resource: str | None
-    curve: Curve
-    variables: tuple[int, ...] = ()
-    after: list[tuple[int, int]] = field(default_factory=list)
-    layer: int = 0
-    micro_batch: int = 0
-    stage: int | None = None
-    path: str | None = None
-    bytes_per_unit: float = 0.0
-    kernels: int = 0
-    ceiling: float = 0.0
-
-    def seconds(self, values: Sequence[float]) -> float:
-        """Duration for given values of all variables of the graph."""
-        return self.curve.seconds(sum(values[v] for v in self.variables))
-
-
-@dataclass(slots=True)
-class Buffer:
-    """``count`` equal buffers in some tiers, each as large as its largest tenant.
-
-    A tenant maps variables to bytes per unit.
-    """
-
-    tiers: tuple[str, ...]
-    count: int
-    tenants: list[dict[int, float]]
-
-
-@dataclass(slots=True)
-class StepGraph:
-    """Operations in an order that respects every edge of lag 0, and what they may decide.
-
-    Args:
-        cycles: how often the described cycle runs in one step: 1, or the number of equal units
-            (layers or groups of layers) that one unit stands for.
-        tokens: tokens per sequence each described layer must reach, by layer.
-        constant_bytes: bytes per tier that no variable changes.
-    """
-
-    operations: list[Operation]
-    variables: list[Variable]
-    buffers: list[Buffer]
-    tokens: dict[int, int]
-    constant_bytes: dict[str, float]
-    schedule: Schedule
-    cycles: int = 1
-
-    def durations(self, values: Sequence[float]) -> list[float]:
-        """Seconds of every operation for given values of the variables."""
-        return [operation.seconds(values) for operation in self.operations]
-
-    def memory_bytes(self, values: Sequence[float]) -> dict[str, float]:
-        """Bytes per tier for given values of the variables."""
-        total = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 0.0) | self.constant_bytes
-        for variable, value in zip(self.variables, values, strict=True):
-            for tier, size in variable.stored.items():
-                total[tier] = total.get(tier, 0.0) + size * value
-        for buffer in self.buffers:
-            sizes = (sum(b * values[v] for v, b in t.items()) for t in buffer.tenants)
-            largest = max(sizes, default=0.0)
-            for tier in buffer.tiers:
-                total[tier] = total.get(tier, 0.0) + buffer.count * largest
-        return total
-
-    def link_bytes(self, values: Sequence[float]) -> dict[str, float]:
-        """Bytes that cross each resource in one step."""
-        total: dict[str, float] = {}
-        for operation in self.operations:
-            if operation.resource and operation.bytes_per_unit:
-                volume = sum(values[v] for v in operation.variables) if operation.variables else 1.0
-                moved = operation.bytes_per_unit * volume * self.cycles
-                total[operation.resource] = total.get(operation.resource, 0.0) + moved
-        return total
 
 
 @dataclass(slots=True)
@@ -168,9 +55,16 @@ class _Builder:
     """Adds the operations of a step in order; one method per row of the design's table."""
 
     def __init__(
-        self, model: ModelSpec, hardware: HardwareProfile, workload: Workload,
-        schedule: Schedule, structure: Structure, layers: Sequence[int], repeat: int, cycles: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: ModelSpec,
+        hardware: HardwareProfile,
+        workload: Workload,
+        schedule: Schedule,
+        structure: Structure,
+        layers: Sequence[int],
+        repeat: int,
+        cycles: int,
+    ) -> None:
         self.model, self.hardware, self.workload = model, hardware, workload
         self.schedule, self.structure, self.layers = schedule, structure, layers
         self.repeat = repeat
@@ -181,8 +75,11 @@ class _Builder:
         self.finished: dict[int, int] = {}
         self.projects: dict[int, int] = {}
         self.indices: dict[tuple[int, int | None, str], int] = {}
-        self.curves: dict[object, Curve] = {}
-        self.legs: dict[object, tuple[Leg, ...]] = {}
+        self.curves: dict[tuple[str, int], Curve] = {}
+        self.legs: dict[tuple[int, str], tuple[Leg, ...]] = {}
+        self.staging_bytes: dict[tuple[int, str], float] = {}
+        numbers: dict[LayerSpec, int] = {}
+        self.kind = [numbers.setdefault(spec, len(numbers)) for spec in model.layers]
         self.staging = _Ring(schedule.queue_depth)
         self.weights = _Ring(WEIGHT_BUFFERS)
         self.disk: dict[str, _Ring] = {}
@@ -230,28 +127,35 @@ class _Builder:
             )
         return self.indices[key]
 
-    def path_legs(self, layer: LayerSpec, path: Path) -> tuple[Leg, ...]:
+    def path_legs(self, layer: int, path: Path) -> tuple[Leg, ...]:
         """Legs of a path with curves over tokens of a micro-batch."""
-        key = (layer, path.name)
+        key = (self.kind[layer], path.name)
         if key not in self.legs:
             dtype, sequences = self.workload.kv_dtype, self.workload.micro_batch
+            spec = self.model.layers[layer]
             scaled = []
-            for leg in path.legs(self.hardware, layer, dtype, self.weights_dtype):
+            for leg in path.legs(self.hardware, spec, dtype, self.weights_dtype):
                 assert leg.curve is not None, f"{path.name} cannot run on {self.hardware.name}"
                 size = leg.per_token * sequences
-                scaled.append(Leg(leg.operation, leg.resource, size, leg.curve.scaled(size),
-                                  leg.kernels))  # fmt: skip
+                scaled.append(
+                    Leg(leg.operation, leg.resource, size, leg.curve.scaled(size), leg.kernels)
+                )
             self.legs[key] = tuple(scaled)
+            staged = path.staging_bytes(spec, dtype) * sequences
+            self.staging_bytes[key] = staged
         return self.legs[key]
 
-    def constant(self, name: str, layer: LayerSpec | None, seconds: float) -> Curve:
-        return self.curves.setdefault((name, layer), affine(seconds, 0.0))
+    def constant(self, name: str, layer: int, seconds: Callable[[LayerSpec], float]) -> Curve:
+        """A curve without volume, computed once for every kind of layer."""
+        key = (name, self.kind[layer])
+        if key not in self.curves:
+            self.curves[key] = affine(seconds(self.model.layers[layer]), 0.0)
+        return self.curves[key]
 
     # -- operations ----------------------------------------------------------------------------
 
     def cell(self, layer: int, micro_batch: int) -> None:
         """One layer of one micro-batch."""
-        spec = self.model.layers[layer]
         loaded = self.load_weights(layer, micro_batch)
         projected = self.project(layer, micro_batch, loaded)
         attended = [
@@ -262,12 +166,24 @@ class _Builder:
         attended += self.attend_resident(layer, micro_batch, projected)
         for stage in self.stages_of(layer):
             attended += self.stage(layer, micro_batch, stage, projected)
-        seconds = cost.finish_s(self.hardware, spec, self.weights_dtype, self.workload.micro_batch)
+        curve = self.constant(
+            "finish",
+            layer,
+            lambda spec: cost.finish_s(
+                self.hardware, spec, self.weights_dtype, self.workload.micro_batch
+            ),
+        )
         finish = self.add(
-            Operation("finish", "gpu", self.constant("finish", spec, seconds), layer=layer,
-                      micro_batch=micro_batch, kernels=cost.FINISH_KERNELS),
+            Operation(
+                "finish",
+                "gpu",
+                curve,
+                layer=layer,
+                micro_batch=micro_batch,
+                kernels=cost.FINISH_KERNELS,
+            ),
             [*attended, projected],
-        )  # fmt: skip
+        )
         self.finished[micro_batch] = finish
         if self.schedule.stream_weights:
             self.weights.leaves[-1].append(finish)
@@ -296,21 +212,43 @@ class _Builder:
             return [self.weights.enters[-1][0]]
         enters, _ = self.weights.tenant()
         curve = cost.copy_to_gpu(self.hardware).scaled(size)
-        enters.append(self.add(
-            Operation("load_weights", "h2d", curve, (self.indices[key],), layer=layer,
-                      micro_batch=micro_batch, bytes_per_unit=size, kernels=1)))  # fmt: skip
+        enters.append(
+            self.add(
+                Operation(
+                    "load_weights",
+                    "h2d",
+                    curve,
+                    (self.indices[key],),
+                    layer=layer,
+                    micro_batch=micro_batch,
+                    bytes_per_unit=size,
+                    kernels=1,
+                )
+            )
+        )
         return list(enters)
 
     def project(self, layer: int, micro_batch: int, after: Sequence[int]) -> int:
         """Norm and QKV projection of the new token."""
-        spec = self.model.layers[layer]
-        seconds = cost.project_s(self.hardware, spec, self.weights_dtype, self.workload.micro_batch)
+        curve = self.constant(
+            "project",
+            layer,
+            lambda spec: cost.project_s(
+                self.hardware, spec, self.weights_dtype, self.workload.micro_batch
+            ),
+        )
         before = [self.finished[micro_batch]] if micro_batch in self.finished else []
         index = self.add(
-            Operation("project", "gpu", self.constant("project", spec, seconds), layer=layer,
-                      micro_batch=micro_batch, kernels=cost.PROJECT_KERNELS),
+            Operation(
+                "project",
+                "gpu",
+                curve,
+                layer=layer,
+                micro_batch=micro_batch,
+                kernels=cost.PROJECT_KERNELS,
+            ),
             [*before, *after],
-        )  # fmt: skip
+        )
         self.projects.setdefault(micro_batch, index)
         return index
 
@@ -319,62 +257,93 @@ class _Builder:
         paths = [p for p in self.structure.get((layer, None), ()) if p.attends == "resident"]
         if not paths:
             return []
-        curve, kernels = self.attention(self.model.layers[layer])
+        curve, kernels = self.attention(layer)
         variables = tuple(self.variable(layer, None, p) for p in paths)
-        return [self.add(
-            Operation("attend_resident", "gpu", curve, variables, layer=layer,
-                      micro_batch=micro_batch, path=paths[0].name, kernels=kernels),
-            [projected])]  # fmt: skip
+        return [
+            self.add(
+                Operation(
+                    "attend_resident",
+                    "gpu",
+                    curve,
+                    variables,
+                    layer=layer,
+                    micro_batch=micro_batch,
+                    path=paths[0].name,
+                    kernels=kernels,
+                ),
+                [projected],
+            )
+        ]
 
-    def attention(self, layer: LayerSpec) -> tuple[Curve, int]:
+    def attention(self, layer: int) -> tuple[Curve, int]:
         """Seconds over tokens of one partial attention of a micro-batch, and its kernels."""
-        key = ("attend", layer)
+        key = ("attend", self.kind[layer])
         if key not in self.curves:
-            size = layer.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.micro_batch
+            size = self.model.layers[layer].kv_bytes(element_bytes(self.workload.kv_dtype))
+            size *= self.workload.micro_batch
             self.curves[key] = cost.attend(self.hardware).scaled(size)
         return self.curves[key], cost.ATTEND_KERNELS
 
     def attend_away(self, layer: int, micro_batch: int, path: Path, projected: int) -> int:
         """Send the query to where the tokens lie, attend there, return the partial result."""
         spec, sequences = self.model.layers[layer], self.workload.micro_batch
-        dtype = self.workload.kv_dtype
-        variable = self.variable(layer, None, path)
-        place = {"layer": layer, "micro_batch": micro_batch, "path": path.name,
-                 "variables": (variable,)}  # fmt: skip
-        there = cost.query_s(self.hardware, spec, dtype, sequences)
-        back = cost.partial_s(self.hardware, spec, sequences)
-        index = self.add(
-            Operation("send_query", None, affine(there, 0.0), kernels=1, **place), [projected]
-        )
-        for leg in self.path_legs(spec, path):
+        variables = (self.variable(layer, None, path),)
+        there_s = cost.query_s(self.hardware, spec, self.workload.kv_dtype, sequences)
+        back_s = cost.partial_s(self.hardware, spec, sequences)
+        steps: list[tuple[str, str | None, Curve, float, int]] = [
+            ("send_query", None, affine(there_s, 0.0), 0.0, 1)
+        ]
+        steps += [
+            (leg.operation, leg.resource, leg.curve or ZERO, leg.per_token, leg.kernels)
+            for leg in self.path_legs(layer, path)
+        ]
+        steps += [("return_partial", None, affine(back_s, 0.0), 0.0, 1)]
+        index = projected
+        for operation, resource, curve, size, kernels in steps:
             index = self.add(
-                Operation(leg.operation, leg.resource, leg.curve or ZERO,
-                          bytes_per_unit=leg.per_token, **place), [index])  # fmt: skip
-        return self.add(
-            Operation("return_partial", None, affine(back, 0.0), kernels=1, **place), [index]
-        )
+                Operation(
+                    operation,
+                    resource,
+                    curve,
+                    variables,
+                    layer=layer,
+                    path=path.name,
+                    micro_batch=micro_batch,
+                    bytes_per_unit=size,
+                    kernels=kernels,
+                ),
+                [index],
+            )
+        return index
 
     def stage(self, layer: int, micro_batch: int, stage: int, projected: int) -> list[int]:
         """Copies, rebuilds and partial attention of one stage."""
         paths = self.structure.get((layer, stage), ())
         if not paths:
             return []
-        spec, dtype = self.model.layers[layer], self.workload.kv_dtype
         (enters, leaves), tenant = self.buffer(layer, micro_batch, stage)
         ready, variables = [], []
-        for path in sorted(paths, key=lambda p: -len(self.path_legs(spec, p))):
+        for path in sorted(paths, key=lambda p: -len(self.path_legs(layer, p))):
             variable = self.variable(layer, stage, path)
             variables.append(variable)
-            size = path.staging_bytes(spec, dtype) * self.workload.micro_batch
+            size = self.staging_bytes[self.kind[layer], path.name]
             tenant[variable] = tenant.get(variable, 0.0) + size
             waits = [] if self.schedule.prefetch else [projected]
             ready += self.walk(layer, micro_batch, stage, path, variable, enters, waits)
-        curve, kernels = self.attention(spec)
+        curve, kernels = self.attention(layer)
         attend = self.add(
-            Operation("attend", "gpu", curve, tuple(variables), layer=layer, stage=stage,
-                      micro_batch=micro_batch, kernels=kernels),
+            Operation(
+                "attend",
+                "gpu",
+                curve,
+                tuple(variables),
+                layer=layer,
+                stage=stage,
+                micro_batch=micro_batch,
+                kernels=kernels,
+            ),
             [projected, *ready],
-        )  # fmt: skip
+        )
         leaves.append(attend)
         return [attend]
 
@@ -392,9 +361,15 @@ class _Builder:
         return self.group[1], tenant
 
     def walk(
-        self, layer: int, micro_batch: int, stage: int, path: Path, variable: int,
-        enters: list[int], waits: list[int],
-    ) -> list[int]:  # fmt: skip
+        self,
+        layer: int,
+        micro_batch: int,
+        stage: int,
+        path: Path,
+        variable: int,
+        enters: list[int],
+        waits: list[int],
+    ) -> list[int]:
         """The legs of a path in one stage, one after the other; returns the last one.
 
         The first leg that is not a disk read writes to the staging buffer; a disk read fills a
@@ -403,13 +378,22 @@ class _Builder:
         last = waits
         host_buffer: list[int] | None = None
         staged = False
-        for leg in self.path_legs(self.model.layers[layer], path):
+        for leg in self.path_legs(layer, path):
             index = self.add(
-                Operation(leg.operation, leg.resource, leg.curve or ZERO, (variable,),
-                          layer=layer, micro_batch=micro_batch, stage=stage, path=path.name,
-                          bytes_per_unit=leg.per_token if leg.resource != "gpu" else 0.0,
-                          kernels=leg.kernels),
-                last)  # fmt: skip
+                Operation(
+                    leg.operation,
+                    leg.resource,
+                    leg.curve or ZERO,
+                    (variable,),
+                    layer=layer,
+                    micro_batch=micro_batch,
+                    stage=stage,
+                    path=path.name,
+                    bytes_per_unit=leg.per_token if leg.resource != "gpu" else 0.0,
+                    kernels=leg.kernels,
+                ),
+                last,
+            )
             last = [index]
             if leg.resource == "disk":
                 ring = self.disk.setdefault(path.name, _Ring(self.schedule.queue_depth))
@@ -427,28 +411,48 @@ class _Builder:
 
     def write_back(self, layer: int, micro_batch: int, projected: int) -> None:
         """Send the new token's K and V to host memory where the layer keeps tokens there."""
-        spec, dtype = self.model.layers[layer], self.workload.kv_dtype
-        kept = tuple(
+        variables = [
             self.variable(layer, stage, path)
             for stage in (None, *self.stages_of(layer))
             for path in self.structure.get((layer, stage), ())
-            if not path.stored(spec, dtype).keys().isdisjoint(("dram", "disk"))
-        )
+        ]
+        stored = self.graph.variables
+        kept = tuple(v for v in variables if not {"dram", "disk"}.isdisjoint(stored[v].stored))
         if not kept:
             return
+        spec = self.model.layers[layer]
         size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.micro_batch
-        curve = self.constant("write_back", spec, cost.copy_to_host(self.hardware).seconds(size))
+        curve = self.constant(
+            "write_back", layer, lambda _: cost.copy_to_host(self.hardware).seconds(size)
+        )
         self.add(
-            Operation("write_back", "d2h", curve, kept, layer=layer, micro_batch=micro_batch,
-                      ceiling=float(spec.cached_tokens(self.workload.tokens)), kernels=1),
-            [projected])  # fmt: skip
+            Operation(
+                "write_back",
+                "d2h",
+                curve,
+                kept,
+                layer=layer,
+                micro_batch=micro_batch,
+                ceiling=float(spec.cached_tokens(self.workload.tokens)),
+                kernels=1,
+            ),
+            [projected],
+        )
 
     def head(self, micro_batch: int, finish: int) -> None:
         """Vocabulary projection; one unit of several carries its part of it."""
         seconds = cost.head_s(self.hardware, self.model, self.workload.micro_batch) / self.repeat
         self.finished[micro_batch] = self.add(
-            Operation("head", "gpu", self.constant("head", None, seconds), layer=self.layers[-1],
-                      micro_batch=micro_batch, kernels=cost.HEAD_KERNELS), [finish])  # fmt: skip
+            Operation(
+                "head",
+                "gpu",
+                affine(seconds, 0.0),
+                layer=self.layers[-1],
+                micro_batch=micro_batch,
+                kernels=cost.HEAD_KERNELS,
+            ),
+            [finish],
+        )
 
     # -- closing the cycle ---------------------------------------------------------------------
 
@@ -486,16 +490,18 @@ class _Builder:
             graph.tokens[layer] = spec.cached_tokens(self.workload.tokens)
         resident = sum(cost.weight_bytes(model, layer) for layer in model.layers)
         graph.constant_bytes = {
-            "hbm": resident + cost.shared_weight_bytes(model)
+            "hbm": resident
+            + cost.shared_weight_bytes(model)
             + cost.workspace_bytes(model, self.workload.micro_batch)
-        }  # fmt: skip
+        }
         if self.staged:
             graph.buffers.append(Buffer(("hbm",), self.schedule.queue_depth, self.staged))
         if self.schedule.stream_weights:
             tenants = [
                 {v: cost.weight_bytes(model, model.layers[layer])}
-                for (layer, _, name), v in self.indices.items() if name == "stream_weights"
-            ]  # fmt: skip
+                for (layer, _, name), v in self.indices.items()
+                if name == "stream_weights"
+            ]
             graph.buffers.append(Buffer(("hbm",), WEIGHT_BUFFERS, tenants))
         for staged in self.disk_staged.values():
             graph.buffers.append(Buffer(("dram", "pinned"), self.schedule.queue_depth, staged))
@@ -514,9 +520,13 @@ def group_of(layer: int, layers: int, groups: int) -> int:
 
 
 def build_step(
-    model: ModelSpec, hardware: HardwareProfile, workload: Workload, schedule: Schedule,
-    structure: Structure, layers: Sequence[int] | None = None,
-) -> StepGraph:  # fmt: skip
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    workload: Workload,
+    schedule: Schedule,
+    structure: Structure,
+    layers: Sequence[int] | None = None,
+) -> StepGraph:
     """Describe one decode step.
 
     Args:

@@ -80,10 +80,17 @@ def _placed(spans: Sequence[_Span]) -> tuple[list[str], list[dict[str, Any]]]:
         placed.append((lane, begin_ns, end_ns, operation.operation, args))
     lanes = sorted(free_ns, key=lambda lane: (_rank(lane), lane))
     events = [
-        {"name": name, "ph": "X", "pid": 0, "tid": lanes.index(lane), "ts": begin_ns / 1e3,
-         "dur": (end_ns - begin_ns) / 1e3, "args": args}
+        {
+            "name": name,
+            "ph": "X",
+            "pid": 0,
+            "tid": lanes.index(lane),
+            "ts": begin_ns / 1e3,
+            "dur": (end_ns - begin_ns) / 1e3,
+            "args": args,
+        }
         for lane, begin_ns, end_ns, name, args in placed
-    ]  # fmt: skip
+    ]
     return lanes, events
 
 

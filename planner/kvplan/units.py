@@ -10,13 +10,26 @@ from kvplan.errors import InputError
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
-_PREFIX = {"": 1, "k": KB, "m": MB, "g": GB, "t": TB, "p": 10**15,
-           "ki": KIB, "mi": MIB, "gi": GIB, "ti": TIB}  # fmt: skip
+_PREFIX = {
+    "": 1,
+    "k": KB,
+    "m": MB,
+    "g": GB,
+    "t": TB,
+    "p": 10**15,
+    "ki": KIB,
+    "mi": MIB,
+    "gi": GIB,
+    "ti": TIB,
+}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµμ/]*)\s*", re.I)
+_SIZE = re.compile(r"(?:(?P<prefix>[kmgtp]i?)?(?P<unit>b(?:ytes?)?)?)", re.I)
+_PER_SECOND = re.compile(r"(?:/s|ps|/sec)$", re.I)
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 
 
 def _split(text: str, field: str, accepted: str) -> tuple[float, str]:
+    """A finite number that is not negative, and the unit behind it."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise InputError(field, text, accepted)
@@ -24,6 +37,17 @@ def _split(text: str, field: str, accepted: str) -> tuple[float, str]:
     if not math.isfinite(number) or number < 0:
         raise InputError(field, text, accepted)
     return number, match[2]
+
+
+def _byte_scale(unit: str) -> int | None:
+    """Bytes per unit: ``GB``, ``gb``, ``G``, ``GiB``, ``Gi``; None for bits and other units."""
+    match = _SIZE.fullmatch(unit)
+    if match is None:
+        return None
+    prefix, byte = match["prefix"] or "", match["unit"] or ""
+    if byte == "b" and prefix[:1].isupper():
+        return None  # "Gb" is a number of bits
+    return _PREFIX[prefix.lower()]
 
 
 def parse_bytes(text: str | int | float, field: str = "size") -> int:
@@ -42,22 +66,12 @@ def parse_bytes(text: str | int | float, field: str = "size") -> int:
     >>> parse_bytes("40GiB"), parse_bytes("40GB"), parse_bytes("1.5 KiB"), parse_bytes(0)
     (42949672960, 40000000000, 1536, 0)
     """
-    accepted = "a size such as 40GiB, 40GB or 512MiB, not negative"
+    accepted = "a size in bytes such as 40GiB, 40GB or 512MiB, not negative, below 4 EiB"
     number, unit = _split(str(text), field, accepted)
-    lowered = unit.lower()
-    if lowered in ("", "b"):
-        return round(number)
-    if not lowered.endswith("b") and not lowered.endswith("i"):
-        lowered += "b"  # "40G" is 40GB
-    if lowered.endswith("i"):
-        lowered += "b"  # "40Gi" is 40GiB
-    prefix = lowered[:-1]
-    if prefix not in _PREFIX or unit.endswith("b") and len(unit) > 1 and unit[0].isupper():
-        raise InputError(field, text, accepted + " (bytes, not bits)")
-    size = number * _PREFIX[prefix]
-    if size >= 2**63:
-        raise InputError(field, text, accepted + ", below 8 EiB")
-    return round(size)
+    scale = _byte_scale(unit)
+    if scale is None or number * scale >= 2**62:
+        raise InputError(field, text, accepted)
+    return round(number * scale)
 
 
 def parse_tokens(text: str | int, field: str = "tokens") -> int:
@@ -77,20 +91,15 @@ def parse_tokens(text: str | int, field: str = "tokens") -> int:
 def parse_rate(text: str | float, field: str = "rate") -> float:
     """Read bytes per second such as ``25GB/s`` or ``50 GiB/s``; a bare number is bytes/s.
 
-    >>> parse_rate("25GB/s"), parse_rate("1GiB/s")
-    (25000000000.0, 1073741824.0)
+    >>> parse_rate("25GB/s"), parse_rate("1GiB/s"), parse_rate(25e9)
+    (25000000000.0, 1073741824.0, 25000000000.0)
     """
-    accepted = "a rate above 0 such as 25GB/s or 1.555TB/s"
+    accepted = "a rate in bytes above 0 such as 25GB/s or 1.555TB/s"
     number, unit = _split(str(text), field, accepted)
-    lowered = unit.lower().removesuffix("ps") if unit.lower().endswith("bps") else unit.lower()
-    lowered = lowered.removesuffix("/s")
-    lowered = lowered[:-1] if lowered.endswith("b") else lowered
-    if lowered not in _PREFIX or number <= 0 or (unit and unit != "B" and "/" not in unit
-                                                 and not unit.lower().endswith("bps")):  # fmt: skip
+    scale = _byte_scale(_PER_SECOND.sub("", unit))
+    if scale is None or number <= 0 or (unit and not _PER_SECOND.search(unit)):
         raise InputError(field, text, accepted)
-    if "b" in unit and "B" not in unit and unit.lower() != unit:
-        raise InputError(field, text, accepted + " (bytes, not bits)")
-    return number * _PREFIX[lowered]
+    return number * scale
 
 
 def parse_flops(text: str | float, field: str = "flops") -> float:

@@ -48,7 +48,8 @@ class Workload:
         _whole("block", self.block, 1, 1 << 20)
         _whole("micro_batches", self.micro_batches, 1, self.batch)
         if self.batch % self.micro_batches:
-            raise InputError("micro_batches", self.micro_batches, f"a divisor of batch {self.batch}")
+            accepted = f"a divisor of batch {self.batch}"
+            raise InputError("micro_batches", self.micro_batches, accepted)
         if self.kv_dtype not in CACHE_DTYPES:
             raise InputError("kv_dtype", self.kv_dtype, f"one of {', '.join(CACHE_DTYPES)}")
         if self.schedule not in ("column", "row"):

@@ -43,13 +43,13 @@ def gpus(
         if as_json:
             print_json({"gpus": rows})
             return
-        from kvplan.cli.display_data import show_gpus as show
+        from kvplan.cli.tables import show_gpus as show
     else:
         rows = [_detail(wanted)]
         if as_json:
             print_json(rows[0])
             return
-        from kvplan.cli.display_data import show_gpu as show
+        from kvplan.cli.tables import show_gpu as show
     from kvplan.cli.output import console
 
     show(console(), rows)
@@ -76,7 +76,7 @@ def _detail(name: str) -> dict[str, Any]:
     import tomllib
     from pathlib import Path
 
-    from kvplan.cli.options import is_profile_path
+    from kvplan.cli.question import is_profile_path
     from kvplan.datafiles import data_dir
     from kvplan.hardware_library import load_hardware
 

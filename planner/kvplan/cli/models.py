@@ -59,13 +59,13 @@ def models(
         if as_json:
             print_json({"models": rows})
             return
-        from kvplan.cli.display_data import show_models as show
+        from kvplan.cli.tables import show_models as show
     else:
         rows = [_detail(wanted)]
         if as_json:
             print_json(rows[0])
             return
-        from kvplan.cli.display_data import show_model as show
+        from kvplan.cli.tables import show_model as show
     from kvplan.cli.output import console
 
     show(console(), rows)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 LONGEST_LINE = 800
 
 Json = Annotated[
-    bool,
-    typer.Option("--json", help="One JSON document on stdout.", rich_help_panel="Output"),
+    bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel="Output")
 ]
 
 
@@ -53,11 +53,22 @@ def console() -> Console:
     """The console of stdout: 100 columns and no colours where nobody looks at it."""
     from rich.console import Console
 
-    seen = sys.stdout.isatty()
+    if sys.stdout.isatty():
+        return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     return Console(
-        file=sys.stdout, width=None if seen else 100, force_terminal=None if seen else False,
-        color_system="auto" if seen else None, highlight=False, markup=False, emoji=False,
+        file=cast(IO[str], _Trimmed()), width=100, force_terminal=False, color_system=None,
+        highlight=False, markup=False, emoji=False,
     )  # fmt: skip
+
+
+class _Trimmed(io.TextIOBase):
+    """Stdout without the spaces that tables leave at the end of lines."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write("\n".join(line.rstrip() for line in text.split("\n")))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 def check_writable(path: str | None, field: str) -> None:

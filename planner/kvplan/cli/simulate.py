@@ -11,7 +11,7 @@ import typer
 
 from kvplan.cli.completion import complete_gpu
 from kvplan.cli.output import Json, check_writable, print_json, say
-from kvplan.errors import InfeasibleError
+from kvplan.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from kvplan.evaluate import Evaluation
@@ -51,6 +51,8 @@ def simulate(
 ) -> None:  # fmt: skip
     """Run a plan through the simulator: step latency, busy time, memory."""
     check_writable(trace, "--trace")
+    if trace == "-" and as_json:
+        raise InputError("--trace", trace, "a file, as --json takes stdout")
     plan = _read(file)
     from kvplan.hardware_library import load_hardware
     from kvplan.planning import replay
@@ -65,6 +67,8 @@ def simulate(
             "by another version of kvplan")  # fmt: skip
     if as_json:
         print_json(document)
+        return
+    if trace == "-":
         return
     from kvplan.cli.display import show_replay
     from kvplan.cli.output import console

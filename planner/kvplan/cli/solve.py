@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli.options import Request, asks, scenario_of
+from kvplan.cli.options import Request, asks
 from kvplan.cli.output import Json, check_writable, say
+from kvplan.cli.question import scenario_of
 
 if TYPE_CHECKING:
     from kvplan.plan import Plan
@@ -57,8 +58,10 @@ def show(plan: Plan) -> None:
 
 @asks
 def solve(request: Request, output: Output = None, as_json: Json = False) -> None:
-    """Find the fastest plan: which tokens stay in HBM, are fetched, recomputed or attended where
-    they lie, in how many stages; and what limits it.
+    """Find the fastest plan for a model on a machine, and what limits it.
+
+    The plan says which tokens stay in HBM, are fetched, recomputed from activations or attended
+    where they lie, in how many stages and with how many buffers in flight.
     """
     _, plan = planned(request, output)
     if as_json or output == "-":

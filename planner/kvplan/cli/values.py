@@ -1,4 +1,4 @@
-"""Options that hold several values in one text: words, shares, whole numbers and ranges."""
+"""Values in the text of an option: numbers, shares, words, and several of them in one text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,32 @@ import re
 from kvplan.errors import InputError
 
 _RANGE = re.compile(r"(\d{1,9})(?:(?:\.\.|-)(\d{1,9}))?", re.ASCII)
+
+
+def whole_number(text: str, field: str, high: int) -> int:
+    """One whole number from 1 on.
+
+    >>> whole_number("32", "--batch", 65536)
+    32
+    """
+    if re.fullmatch(r" *\d{1,12} *", text, re.ASCII) is None or not 1 <= int(text) <= high:
+        raise InputError(field, text, f"a whole number from 1 to {high}")
+    return int(text)
+
+
+def share(text: str, field: str) -> float:
+    """A share above 0 and at most 1.
+
+    >>> share("0.9", "--utilisation")
+    0.9
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise InputError(field, text, "a share above 0 and at most 1, such as 0.9")
+    return value
 
 
 def words(text: str, field: str) -> tuple[str, ...]:
@@ -29,15 +55,11 @@ def shares(text: str, field: str) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for word in text.split(","):
-        name, colon, share = (part.strip() for part in word.partition(":"))
-        try:
-            value = float(share) if colon else 1.0
-        except ValueError:
-            value = 0.0
-        if not name or name in found or not 0 < value <= 1:
+        name, colon, part = (piece.strip() for piece in word.partition(":"))
+        if not name or name in found:
             accepted = "formats between commas, each once: int8,int4, or int8:0.5 for a share"
-            raise InputError(field, text, f"{accepted} above 0 and at most 1")
-        found[name] = value
+            raise InputError(field, text, accepted)
+        found[name] = share(part, f"{field} {name}") if colon else 1.0
     return found
 
 

@@ -1,0 +1,232 @@
+"""Candidates of the search: schedules, their bounds, and a trial on one unit of the step.
+
+A unit is the shortest run of layers that makes the model when repeated: one layer where all are
+alike, a group of them on the layer axis, or the whole model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplan import fluid
+from kvplan.allocation import stage_mixes
+from kvplan.model import ModelSpec
+from kvplan.paths import REGISTRY, Path
+from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
+from kvplan.simulate import simulate
+from kvplan.step import StepGraph, Structure, build_step, group_of
+
+NEAR = 1e-3
+"""Steps that differ by less than this share count as equal; the simpler schedule is taken."""
+
+PATTERNS = ("grouped", "alternating", "even")
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One schedule under consideration.
+
+    Args:
+        schedule: axis, stages, queue depth.
+        unit: its step graph with every allowed path, of one unit where layers repeat.
+        relaxation: optimum of the fluid program.
+        bound_s: proven lower bound on its step.
+        trial_s: step of the fractional allocation on the unit; infinite until played.
+        pattern: how stages are mixed, that of the best trial.
+    """
+
+    schedule: Schedule
+    unit: StepGraph
+    relaxation: fluid.Fluid
+    bound_s: float
+    trial_s: float = float("inf")
+    pattern: str | Sequence[Mapping[str, float]] = "grouped"
+
+
+def schedules(scenario: Scenario, stream_weights: bool, depth: int) -> Iterator[Schedule]:
+    """Every schedule of one queue depth, simple ones first."""
+    options, layers = scenario.options, len(scenario.model.layers)
+    for axis in options.axes:
+        for stages in sorted(set(options.stages)):
+            if axis == "token" or stages <= layers:
+                yield Schedule(
+                    axis=axis,
+                    stages=stages,
+                    queue_depth=depth,
+                    boundary=options.boundary,
+                    mode=options.mode,
+                    stream_weights=stream_weights,
+                )
+
+
+def bounded_candidates(scenario: Scenario) -> list[Candidate]:
+    """A bound for every axis and stage count that fits, at the least queue depth.
+
+    Weights are streamed only where they must be, unless asked for.
+    """
+    tries = {"resident": (False,), "streamed": (True,), "auto": (False, True)}
+    for stream in tries[scenario.options.weights]:
+        found: list[Candidate] = []
+        for schedule in schedules(scenario, stream, min(scenario.options.queue_depths)):
+            unit = unit_graph(scenario, schedule)
+            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
+            if relaxation is not None:
+                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
+        if found:
+            return found
+    return []
+
+
+def deeper_candidates(scenario: Scenario, shallow: Sequence[Candidate]) -> list[Candidate]:
+    """The same schedules with more buffers, where these could be better by more than NEAR.
+
+    More buffers take HBM, so the bound of a schedule never falls with its queue depth; the bound
+    of the least depth stands for all that are not built.
+    """
+    found: list[Candidate] = []
+    for depth in sorted(set(scenario.options.queue_depths))[1:]:
+        best_s = min(c.trial_s for c in [*shallow, *found])
+        for candidate in shallow:
+            if candidate.bound_s * (1 + NEAR) >= best_s:
+                continue
+            schedule = dataclasses.replace(candidate.schedule, queue_depth=depth)
+            unit = with_queue_depth(candidate.unit, schedule)
+            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
+            if relaxation is not None:
+                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
+                try_on_unit(scenario, found[-1])
+    return found
+
+
+def with_queue_depth(graph: StepGraph, schedule: Schedule) -> StepGraph:
+    """The graph's variables and buffers at another queue depth; its edges stay as they were."""
+    before = graph.schedule.queue_depth
+    buffers = [
+        dataclasses.replace(b, count=schedule.queue_depth) if b.count == before else b
+        for b in graph.buffers
+    ]
+    return dataclasses.replace(graph, buffers=buffers, schedule=schedule)
+
+
+def unit_layers(model: ModelSpec, schedule: Schedule) -> list[int] | None:
+    """The shortest run of layers that, repeated, makes the model and whole stages; None if all."""
+    count = len(model.layers)
+    step = 1 if schedule.axis == "token" else count // schedule.stages
+    if schedule.axis == "layer" and count % schedule.stages:
+        return None
+    for size in range(step, count // 2 + 1, step):
+        if count % size == 0 and all(
+            model.layers[i] == model.layers[i % size] for i in range(count)
+        ):
+            return list(range(size))
+    return None
+
+
+def full_structure(scenario: Scenario, schedule: Schedule, layers: Sequence[int]) -> Structure:
+    """Every allowed path in every layer and stage."""
+    structure: dict[tuple[int, int | None], tuple[Path, ...]] = {}
+    count = len(scenario.model.layers)
+    for layer in layers:
+        paths = scenario.paths[scenario.model.layers[layer]]
+        structure[layer, None] = tuple(p for p in paths if p.attends != "stage")
+        staged = tuple(p for p in paths if p.attends == "stage")
+        if schedule.axis == "token":
+            stages: Sequence[int] = range(schedule.stages)
+        else:
+            stages = (group_of(layer, count, schedule.stages),)
+        structure.update({(layer, stage): staged for stage in stages})
+    return structure
+
+
+def unit_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
+    """The step graph of one unit with every allowed path in every stage."""
+    unit = unit_layers(scenario.model, schedule)
+    layers = range(len(scenario.model.layers)) if unit is None else unit
+    return build_step(
+        scenario.model,
+        scenario.hardware,
+        scenario.workload,
+        schedule,
+        full_structure(scenario, schedule, layers),
+        unit,
+    )
+
+
+def targets(scenario: Scenario, relaxation: fluid.Fluid) -> list[dict[str, float]]:
+    """Tokens per path of every layer, as the fluid program wants them."""
+    return [
+        {
+            path: tokens
+            for (of, path), tokens in relaxation.tokens.items()
+            if of == scenario.classes[layer] and path != "stream_weights"
+        }
+        for layer in range(len(scenario.model.layers))
+    ]
+
+
+def streamed(scenario: Scenario, relaxation: fluid.Fluid) -> list[float]:
+    """Share of every layer's weights to stream."""
+    return [
+        min(relaxation.tokens.get((each, "stream_weights"), 0.0), 1.0) for each in scenario.classes
+    ]
+
+
+def try_on_unit(scenario: Scenario, candidate: Candidate) -> None:
+    """Play the fractional allocation on one unit, with each pattern of mixing stages."""
+    unit = unit_layers(scenario.model, candidate.schedule)
+    if unit is None:
+        candidate.trial_s = candidate.bound_s
+        return
+    for pattern in PATTERNS:
+        step_s = play_unit(scenario, candidate, pattern, unit)
+        if step_s < candidate.trial_s:
+            candidate.trial_s, candidate.pattern = step_s, pattern
+
+
+def fractional(
+    scenario: Scenario, candidate: Candidate, pattern: str, layers: Sequence[int]
+) -> tuple[dict[tuple[int, int | None], list[Path]], dict[tuple[int, int | None, str], float]]:
+    """Paths and tokens of every layer and stage, before rounding to blocks."""
+    schedule, wanted = candidate.schedule, targets(scenario, candidate.relaxation)
+    structure: dict[tuple[int, int | None], list[Path]] = {}
+    tokens: dict[tuple[int, int | None, str], float] = {}
+    for layer in layers:
+        least = 1e-6 * scenario.cached_tokens(layer)
+        present = {n: t for n, t in wanted[layer].items() if t > least}
+        staged = {n: t for n, t in present.items() if REGISTRY[n].attends == "stage"}
+        if schedule.axis == "token":
+            mixes = list(enumerate(stage_mixes(staged, schedule.stages, pattern)))
+        else:
+            mixes = [(group_of(layer, len(scenario.model.layers), schedule.stages), staged)]
+        places: list[tuple[int | None, str, float]] = [
+            (stage, name, count) for stage, mix in mixes for name, count in mix.items()
+        ]
+        places += [(None, n, t) for n, t in present.items() if n not in staged]
+        for stage, name, count in places:
+            if count > 0:
+                tokens[layer, stage, name] = count
+                structure.setdefault((layer, stage), []).append(REGISTRY[name])
+    return structure, tokens
+
+
+def play_unit(scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequence[int]) -> float:
+    """Step of the fractional allocation of one unit, in which absent paths cost nothing."""
+    structure, tokens = fractional(scenario, candidate, pattern, unit)
+    shares = streamed(scenario, candidate.relaxation)
+    graph = build_step(
+        scenario.model, scenario.hardware, scenario.workload, candidate.schedule, structure, unit
+    )
+    values = [
+        shares[v.layer] if v.path == "stream_weights" else tokens[v.layer, v.stage, v.path]
+        for v in graph.variables
+    ]
+    return simulate(graph, values).step_s
+
+
+def simplicity(candidate: Candidate) -> tuple[int, int, int]:
+    """Token ranges before groups of layers, few stages before many, few buffers before many."""
+    schedule = candidate.schedule
+    return (schedule.axis != "token", schedule.stages, schedule.queue_depth)

@@ -1,0 +1,163 @@
+"""Plans for people: the answer first, then why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from kvplan.cli import wording
+from kvplan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvplan.baselines import Rung
+    from kvplan.evaluate import Evaluation
+    from kvplan.plan import Plan
+    from kvplan.scenario import Scenario
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Labels and sentences in two columns; equal labels in a row are written once."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    last = ""
+    for label, text in rows:
+        grid.add_row(Text("" if label == last else label), Text(text))
+        last = label
+    return grid
+
+
+def show_plan(console: Console, plan: Plan, written: str | None = None) -> None:
+    """Print a plan.
+
+    Args:
+        console: where to.
+        plan: the plan.
+        written: the file it was written to, if any.
+    """
+    console.print(Text(wording.strategy(plan), style="bold green"))
+    _print_note(console, plan)
+    console.print()
+    console.print(_facts([*_question(plan), *_decision(plan), *_prediction(plan)]))
+    if written:
+        console.print(Text(f"\nWritten to {written}"))
+
+
+def _question(plan: Plan) -> list[tuple[str, str]]:
+    return [("workload", wording.workload(plan)), ("machine", wording.machine(plan))]
+
+
+def _decision(plan: Plan) -> list[tuple[str, str]]:
+    groups = wording.layer_groups(plan.decision.layers, plan.inputs.workload.block)
+    rows = [
+        ("decision", f"{wording.layer_names(members)}: {wording.group_mix(members)}")
+        for members in groups
+    ]
+    return [*rows, ("pipeline", wording.pipeline(plan))]
+
+
+def _prediction(plan: Plan) -> list[tuple[str, str]]:
+    predicted = plan.prediction
+    rows = [
+        ("step", f"{format_seconds(predicted.step_s)}, {predicted.tokens_per_s:.4g} tokens/s"),
+        ("speed-up", wording.speed_up(plan, "overlapped_fetch", "overlapped fetch")),
+        ("speed-up", wording.speed_up(plan, "synchronous_fetch", "synchronous fetch")),
+        ("limit", wording.busy(predicted.step_s, predicted.busy_s, predicted.bottleneck)),
+        ("bound", f"no plan of this kind takes less than {format_seconds(predicted.bound_s)}; "
+                  f"gap {100 * predicted.gap:.1f} %"),
+    ]  # fmt: skip
+    rows += [("memory", line) for line in
+             wording.memory(predicted.memory_bytes, predicted.capacity_bytes)]  # fmt: skip
+    rows += [("would save", line) for line in wording.more(plan)]
+    return [*rows, ("confidence", predicted.confidence)]
+
+
+def show_ladder(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:
+    """Print every baseline and the chosen plan.
+
+    Args:
+        console: where to.
+        plan: the chosen plan.
+        rungs: every baseline, judged.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("plan", overflow="fold")
+    for title in ("step", "tokens/s", "gain", "over h2d", "HBM"):
+        table.add_column(title, justify="right", no_wrap=True)
+    batch, last_s = plan.inputs.workload.batch, None
+    for rung in rungs:
+        if rung.evaluation is None:
+            table.add_row(Text(f"{rung.title}: not possible: {rung.reason}", style="dim"))
+            continue
+        judged = rung.evaluation
+        moved = judged.graph.link_bytes(judged.values)
+        cells = _cells(judged.step_s, batch, last_s, moved, judged.memory_bytes)
+        table.add_row(Text(rung.title), *cells)
+        last_s = judged.step_s
+    predicted = plan.prediction
+    cells = _cells(predicted.step_s, batch, last_s, predicted.moved_bytes, predicted.memory_bytes)
+    table.add_row(Text(f"chosen: {_chosen(plan)}"), *cells, style="bold green")
+    console.print(_facts(_question(plan)))
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(Text("gain: tokens/s over the row before that is possible; over h2d: bytes per "
+                       "step", style="dim"))  # fmt: skip
+    console.print(Text(wording.strategy(plan)))
+    _print_note(console, plan)
+
+
+def _print_note(console: Console, plan: Plan) -> None:
+    note = wording.recompute_note(plan)
+    if note:
+        console.print(Text(note[0].upper() + note[1:] + "."))
+
+
+def _chosen(plan: Plan) -> str:
+    baseline = plan.baselines.get(plan.decision.strategy)
+    return baseline.title if baseline else "searched plan"
+
+
+def _cells(
+    step_s: float, batch: int, last_s: float | None, moved: dict[str, float],
+    memory: dict[str, float],
+) -> list[str]:  # fmt: skip
+    gain = "" if last_s is None else f"{100 * (last_s / step_s - 1):+.1f} %"
+    link = format_bytes(moved.get("h2d", 0.0))
+    return [format_seconds(step_s), f"{batch / step_s:.4g}", gain, link,
+            format_bytes(memory.get("hbm", 0.0))]  # fmt: skip
+
+
+def show_replay(
+    console: Console, plan: Plan, scenario: Scenario, evaluation: Evaluation
+) -> None:  # fmt: skip
+    """Print what a replay shows beside what the plan predicted.
+
+    Args:
+        console: where to.
+        plan: the plan.
+        scenario: what it was replayed on.
+        evaluation: the replay.
+    """
+    step_s, planned_s = evaluation.step_s, plan.prediction.step_s
+    tokens_per_s = plan.inputs.workload.batch / step_s
+    answer = f"{format_seconds(step_s)} per step, {tokens_per_s:.4g} tokens/s"
+    difference = step_s / planned_s - 1 if planned_s else 0.0
+    if abs(difference) <= 1e-9:
+        beside = "the same as the plan's own prediction"
+    else:
+        beside = f"{100 * difference:+.2f} % on the {format_seconds(planned_s)} of the plan"
+    console.print(Text(f"{answer}, {beside}.", style="bold green"))
+    console.print()
+    machine = scenario.hardware
+    simulation = evaluation.simulation
+    rows = [("workload", wording.workload(plan)), ("machine", f"{machine.title} ({machine.name})"),
+            ("limit", wording.busy(step_s, simulation.busy_s, simulation.bottleneck))]  # fmt: skip
+    rows += [("memory", line) for line in
+             wording.memory(evaluation.memory_bytes, scenario.capacity)]  # fmt: skip
+    console.print(_facts(rows))

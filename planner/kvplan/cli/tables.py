@@ -1,0 +1,120 @@
+"""Models and machines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from kvplan.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Row = dict[str, Any]
+
+GRADES = "grade: V published, P reconstructed from code, D defaults of its class, R recalled"
+
+
+def _table(left: Sequence[str], right: Sequence[str] = (), last: Sequence[str] = ()) -> Table:
+    """Columns of text, of figures, and of text that may be folded."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for title in left:
+        table.add_column(title, overflow="fold")
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in last:
+        table.add_column(title, overflow="fold", ratio=1)
+    return table
+
+
+def show_models(console: Console, rows: Sequence[Row]) -> None:
+    """Print the list of models."""
+    figures = ["layers", "params", "KV/token", "act/KV", "positions", "grade"]
+    table = _table(["name"], figures, ["aliases"])
+    table.columns[0].no_wrap = True
+    for row in rows:
+        short = ", ".join(alias for alias in row["aliases"] if "/" not in alias)
+        table.add_row(
+            Text(row["name"]), str(row["layers"]), f"{row['params'] / 1e9:.1f} B",
+            format_bytes(row["kv_bytes_per_token"]), f"{row['act_over_kv']:.2g}",
+            str(row["max_positions"] or "?"), row["grade"], Text(short),
+        )  # fmt: skip
+    console.print(table)
+    console.print(Text("\nKV/token: fp16, all layers; act/KV: activations over the KV they rebuild "
+                       f"(1 and above: recompute from host memory cannot help)\n{GRADES}",
+                       style="dim"))  # fmt: skip
+
+
+def show_model(console: Console, rows: Sequence[Row]) -> None:
+    """Print one model."""
+    (row,) = rows
+    console.print(Text(row["name"], style="bold green"))
+    grid = _table(["", ""])
+    facts = {
+        "family": row["family"], "layers": row["layers"], "params": f"{row['params']:,}",
+        "hidden": row["hidden"], "vocab": row["vocab"], "weights": row["weight_dtype"],
+        "max positions": row["max_positions"] or "not stated",
+        "KV per token (fp16)": format_bytes(row["kv_bytes_per_token"]),
+        "activations / KV": f"{row['act_over_kv']:.3g}",
+        "aliases": ", ".join(row.get("aliases", ())) or "none",
+        "grade": row.get("grade", "none: a file"), "source": row["source"],
+    }  # fmt: skip
+    for label, value in facts.items():
+        grid.add_row(Text(label, style="bold"), Text(str(value)))
+    for kind in row["layer_kinds"]:
+        window = f", window {kind['window']}" if kind["window"] else ""
+        grid.add_row(
+            Text(f"{kind['count']} x layer", style="bold"),
+            Text(f"{kind['query_heads']} query heads, {kind['kv_heads']} KV heads of "
+                 f"{kind['head_dim_k']}{window}, KV {format_bytes(kind['kv_bytes_per_token'])} per "
+                 f"token, first is layer {kind['first']}"),
+        )  # fmt: skip
+    grid.show_header = False
+    console.print(grid)
+
+
+def _flops(row: Row) -> float:
+    rates = row["flop_per_s"]
+    return float(rates.get("fp16") or rates.get("bf16") or max(rates.values()))
+
+
+def show_gpus(console: Console, rows: Sequence[Row]) -> None:
+    """Print the list of machines."""
+    table = _table(["name", "title"], ["memory", "HBM GB/s", "TFLOP/s", "link GB/s"], ["kind"])
+    for row in rows:
+        table.add_row(
+            Text(", ".join([row["name"], *row["aliases"]])), Text(row["title"]),
+            format_bytes(row["memory_bytes"]), f"{row['hbm_bytes_per_s'] / 1e9:.0f}",
+            f"{_flops(row) / 1e12:.0f}", f"{row['h2d_bytes_per_s'] / 1e9:.1f}", row["kind"],
+        )  # fmt: skip
+    console.print(table)
+    console.print(Text("\nrates are usable ones, TFLOP/s for fp16; `kvplan gpus NAME` shows where "
+                       "each number is from", style="dim"))  # fmt: skip
+
+
+def show_gpu(console: Console, rows: Sequence[Row]) -> None:
+    """Print one machine with every number."""
+    (row,) = rows
+    console.print(Text(row["title"], style="bold green"))
+    console.print(Text(
+        f"{row['name']} ({', '.join(row['aliases']) or 'no aliases'}), {row['kind']}, "
+        f"{row['date']}\nusable: {format_bytes(row['memory_bytes'])}, HBM "
+        f"{format_rate(row['hbm_bytes_per_s'])}, {_flops(row) / 1e12:.0f} TFLOP/s fp16, link "
+        f"{format_rate(row['h2d_bytes_per_s'])} in, {format_rate(row['d2h_bytes_per_s'])} out\n"
+    ))  # fmt: skip
+    table = _table(["number"], ["value"], ["kind", "source and note"])
+    table.columns[2].ratio = None
+    for path, number in row["numbers"].items():
+        source = ". ".join(filter(None, (number["source"], number.get("note"))))
+        table.add_row(Text(path), _value(number), number["kind"], Text(source))
+    console.print(table)
+
+
+def _value(number: Row) -> str:
+    if "points" in number:
+        return f"{len(number['points'])} points"
+    unit = "" if number["unit"] == "1" else f" {number['unit']}"
+    return f"{number['value']}{unit}"

@@ -1,0 +1,213 @@
+"""Sentences about a plan, from its document alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvplan.plan import LayerDecision, Plan
+from kvplan.units import format_bytes, format_rate, format_seconds
+
+_VERBS = {
+    "resident": "keep {} in HBM", "fetch": "fetch {}", "recompute": "recompute {}",
+    "recompute_resident": "recompute {} from activations in HBM",
+    "attend_host": "attend {} on the host", "fetch_disk": "fetch {} from disk",
+    "fetch_int8": "fetch {} as int8", "fetch_int4": "fetch {} as int4",
+}  # fmt: skip
+
+_OVERRIDES = {
+    "h2d_bytes_per_s": "link", "flop_per_s": "FLOP/s", "hbm_bytes_per_s": "HBM bandwidth",
+    "host_attention_bytes_per_s": "host attention",
+}  # fmt: skip
+
+LISTED_RUNS = 6
+"""Runs of layers written out; beyond, only their number is."""
+
+
+def percent(share: float) -> str:
+    """A share for people.
+
+    >>> percent(0.234), percent(0.004), percent(0.9996), percent(0.0001)
+    ('23 %', '0.4 %', '100 %', '< 0.1 %')
+    """
+    value = 100 * share
+    if 0 < value < 0.05:
+        return "< 0.1 %"
+    return f"{value:.1f} %" if 0 < value < 9.95 else f"{value:.0f} %"
+
+
+def times(factor: float) -> str:
+    """A ratio of speeds.
+
+    >>> times(6.44), times(12.3)
+    ('6.4x', '12x')
+    """
+    return f"{factor:.2g}x" if factor < 10 else f"{factor:.0f}x"
+
+
+def mix(counts: Mapping[str, float]) -> str:
+    """What happens to tokens, the largest share first.
+
+    >>> mix({"fetch": 1.0, "resident": 3.0})
+    'keep 75 % in HBM, fetch 25 %'
+    """
+    total = sum(counts.values())
+    ranked = sorted((n for n in counts if counts[n] > 0), key=lambda name: -counts[name])
+    parts = [_VERBS.get(n, f"{n} {{}}").format(percent(counts[n] / total)) for n in ranked]
+    return ", ".join(parts) or "no KV"
+
+
+def strategy(plan: Plan) -> str:
+    """The answer in one sentence."""
+    decision, predicted = plan.decision, plan.prediction
+    figures = f"{format_seconds(predicted.step_s)} per step, {predicted.tokens_per_s:.4g} tokens/s"
+    if decision.strategy == "no_offload":
+        return f"Everything fits in HBM, no offload is planned: {figures}."
+    counts: dict[str, float] = {}
+    for layer in decision.layers:
+        for path, tokens in layer.tokens.items():
+            counts[path] = counts.get(path, 0.0) + tokens
+    what = mix(counts)
+    if decision.strategy in plan.baselines:
+        title = plan.baselines[decision.strategy].title
+        return (f"{title[0].upper()}{title[1:]} is as good as anything the search found: {what}; "
+                f"{figures}.")  # fmt: skip
+    return f"{what[0].upper()}{what[1:]}: {figures}."
+
+
+def speed_up(plan: Plan, name: str, title: str) -> str:
+    """How the plan compares with one baseline."""
+    baseline = plan.baselines.get(name)
+    if baseline is None or baseline.step_s is None:
+        return f"{title} is not possible: {baseline.reason if baseline else 'not in the plan'}"
+    factor = baseline.step_s / plan.prediction.step_s
+    return f"{times(factor)} as fast as {title} ({format_seconds(baseline.step_s)})"
+
+
+def workload(plan: Plan) -> str:
+    """Model and batch."""
+    model, load = plan.inputs.model, plan.inputs.workload
+    layers = len(plan.decision.layers)
+    gen = f" + {load.gen} generated" if load.gen else ""
+    parts = f" in {load.micro_batches} micro-batches ({load.schedule})"
+    return (
+        f"{model.name}, {layers} layers, batch {load.batch}"
+        f"{parts if load.micro_batches > 1 else ''}, context {load.context}{gen}, "
+        f"{load.kv_dtype} cache"
+    )
+
+
+def machine(plan: Plan) -> str:
+    """Card and link, and what was changed by hand."""
+    given = plan.inputs.hardware
+    changed = [
+        f"{_OVERRIDES.get(name, name)} {_override(name, value)}"
+        for name, value in given.overrides.items()
+    ]
+    return given.title + (f"; set by hand: {', '.join(changed)}" if changed else "")
+
+
+def _override(name: str, value: float) -> str:
+    return f"{value / 1e12:.4g} TFLOP/s" if name == "flop_per_s" else format_rate(value)
+
+
+def pipeline(plan: Plan) -> str:
+    """How the step is pipelined."""
+    decision = plan.decision
+    of = "token ranges in each layer" if decision.axis == "token" else "groups of layers"
+    copies = "" if decision.prefetch else ", no prefetch"
+    streamed = [layer.streamed_weights for layer in decision.layers]
+    weights = sum(streamed) / len(streamed) if decision.stream_weights else 0.0
+    stage = "stage" if decision.stages == 1 else "stages"
+    return (
+        f"{decision.stages} {stage} (axis {decision.axis}: {of}), queue depth "
+        f"{decision.queue_depth}{copies}, {decision.boundary} of steps, {decision.mode} mode"
+        + (f", {percent(weights)} of the weights streamed" if weights else "")
+    )
+
+
+def layer_groups(layers: Sequence[LayerDecision], block: int) -> list[list[LayerDecision]]:
+    """Layers whose counts differ by at most a block on every path, in order of their first."""
+    groups: list[tuple[dict[str, tuple[int, int]], list[LayerDecision]]] = []
+    for layer in layers:
+        counts = layer.tokens
+        for spread, members in groups:
+            merged = {
+                path: (min(low, counts.get(path, 0)), max(high, counts.get(path, 0)))
+                for path, (low, high) in (dict.fromkeys(counts, (0, 0)) | spread).items()
+            }
+            same_total = sum(counts.values()) == sum(members[0].tokens.values())
+            if same_total and all(high - low <= block for low, high in merged.values()):
+                spread.update(merged)
+                members.append(layer)
+                break
+        else:
+            groups.append(({path: (n, n) for path, n in counts.items()}, [layer]))
+    return [members for _, members in groups]
+
+
+def layer_names(members: Sequence[LayerDecision]) -> str:
+    """Which layers a group is."""
+    runs: list[list[int]] = []
+    for layer in members:
+        if runs and layer.layer == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], layer.layer]
+        else:
+            runs.append([layer.layer])
+    if len(runs) > LISTED_RUNS:
+        return f"{len(members)} layers from {runs[0][0]} to {runs[-1][-1]}"
+    named = ", ".join("–".join(str(end) for end in run) for run in runs)
+    return f"layer {named}" if len(members) == 1 else f"layers {named}"
+
+
+def group_mix(members: Sequence[LayerDecision]) -> str:
+    """Paths of a group of layers, in shares and tokens."""
+    names = dict.fromkeys(path for layer in members for path in layer.tokens)
+    parts = []
+    total = sum(members[0].tokens.values())
+    ranked = sorted(names, key=lambda n: -sum(layer.tokens.get(n, 0) for layer in members))
+    for name in ranked:
+        counts = [layer.tokens.get(name, 0) for layer in members]
+        share = sum(counts) / len(counts) / total
+        tokens = f"{counts[0]}" if min(counts) == max(counts) else f"{min(counts)}–{max(counts)}"
+        parts.append(f"{name} {percent(share)} ({tokens} tokens)")
+    return ", ".join(parts) or "no KV"
+
+
+def busy(step_s: float, busy_s: Mapping[str, float], bottleneck: str) -> str:
+    """What limits the step, and how busy each resource is."""
+    ranked = sorted(busy_s, key=lambda name: (-busy_s[name], name))
+    shares = [f"{name} {percent(busy_s[name] / step_s)}" for name in ranked if busy_s[name] > 0]
+    return f"{bottleneck}; busy: {', '.join(shares)}"
+
+
+def memory(used: Mapping[str, float], capacity: Mapping[str, float]) -> list[str]:
+    """Each tier that is used or may be, against its budget."""
+    return [
+        f"{tier} {format_bytes(used.get(tier, 0.0))} of {format_bytes(capacity.get(tier, 0.0))}"
+        for tier in sorted({*used, *capacity}, key=_tier_rank)
+        if used.get(tier, 0.0) > 0 or capacity.get(tier, 0.0) > 0
+    ]
+
+
+def _tier_rank(tier: str) -> tuple[int, str]:
+    known = ("hbm", "dram", "pinned", "disk")
+    return (known.index(tier) if tier in known else len(known), tier)
+
+
+def more(plan: Plan) -> list[str]:
+    """What a little more of each resource would save; zeros are left out."""
+    return [
+        f"{value.what}: {format_seconds(value.saved_s)} per step"
+        for value in plan.prediction.values
+        if value.saved_s > 1e-4 * plan.prediction.step_s
+    ]
+
+
+def recompute_note(plan: Plan) -> str | None:
+    """Why recomputing from host memory cannot help, where it cannot."""
+    ratios = [run.layer.act_over_kv() for run in plan.inputs.model.layers]
+    if min(ratios) < 1:
+        return None
+    low, high = min(ratios), max(ratios)
+    ratio = f"{low:.1f}x" if low == high else f"{low:.1f}x to {high:.1f}x"
+    return f"activations are {ratio} the KV they rebuild: recompute from host memory cannot help"

@@ -1,0 +1,130 @@
+"""The step graph: operations, what they may decide, and the memory they take.
+
+The step repeats every T seconds, so the graph is cyclic: an edge ``(operation, lag)`` means that
+an operation waits for the end of another one ``lag`` steps earlier. Each resource serves its
+operations in the order in which they are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvplan.curve import Curve
+from kvplan.paths import Path
+from kvplan.schedule import Schedule
+
+Structure = Mapping[tuple[int, "int | None"], Sequence[Path]]
+"""(layer, stage) to the paths in use there; stage None holds paths outside the pipeline."""
+
+
+@dataclass(slots=True)
+class Variable:
+    """A quantity that a plan decides.
+
+    Args:
+        layer: which layer.
+        stage: stage in the layer (token axis) or group of layers (layer axis); None outside.
+        path: name of the path, or ``stream_weights``.
+        ceiling: most it can be: tokens per sequence, or 1 for the share of streamed weights.
+        stored: bytes per unit in each tier, over the whole batch.
+    """
+
+    layer: int
+    stage: int | None
+    path: str
+    ceiling: float
+    stored: dict[str, float]
+    exact: bool = True
+
+
+@dataclass(slots=True)
+class Operation:
+    """One piece of work.
+
+    Args:
+        operation: its word, for example ``copy_kv``.
+        resource: what serves it, in order; None: costs latency and occupies nothing.
+        curve: seconds over the sum of its variables.
+        variables: indices of those variables; empty: the curve is a constant.
+        after: (index of an operation, lag in steps) that it waits for.
+        bytes_per_unit: bytes it moves per unit of its variables, for link rates.
+        kernels: kernels to launch for it in eager mode.
+        ceiling: most the sum of its variables can be.
+    """
+
+    operation: str
+    resource: str | None
+    curve: Curve
+    variables: tuple[int, ...] = ()
+    after: list[tuple[int, int]] = field(default_factory=list)
+    layer: int = 0
+    micro_batch: int = 0
+    stage: int | None = None
+    path: str | None = None
+    bytes_per_unit: float = 0.0
+    kernels: int = 0
+    ceiling: float = 0.0
+
+    def seconds(self, values: Sequence[float]) -> float:
+        """Duration for given values of all variables of the graph."""
+        return self.curve.seconds(sum(values[v] for v in self.variables))
+
+
+@dataclass(slots=True)
+class Buffer:
+    """``count`` equal buffers in some tiers, each as large as its largest tenant.
+
+    A tenant maps variables to bytes per unit.
+    """
+
+    tiers: tuple[str, ...]
+    count: int
+    tenants: list[dict[int, float]]
+
+
+@dataclass(slots=True)
+class StepGraph:
+    """Operations in an order that respects every edge of lag 0, and what they may decide.
+
+    Args:
+        cycles: how often the described cycle runs in one step: 1, or the number of equal units
+            (layers or groups of layers) that one unit stands for.
+        tokens: tokens per sequence each described layer must reach, by layer.
+        constant_bytes: bytes per tier that no variable changes.
+    """
+
+    operations: list[Operation]
+    variables: list[Variable]
+    buffers: list[Buffer]
+    tokens: dict[int, int]
+    constant_bytes: dict[str, float]
+    schedule: Schedule
+    cycles: int = 1
+
+    def durations(self, values: Sequence[float]) -> list[float]:
+        """Seconds of every operation for given values of the variables."""
+        return [operation.seconds(values) for operation in self.operations]
+
+    def memory_bytes(self, values: Sequence[float]) -> dict[str, float]:
+        """Bytes per tier for given values of the variables."""
+        total = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 0.0) | self.constant_bytes
+        for variable, value in zip(self.variables, values, strict=True):
+            for tier, size in variable.stored.items():
+                total[tier] = total.get(tier, 0.0) + size * value
+        for buffer in self.buffers:
+            sizes = (sum(b * values[v] for v, b in t.items()) for t in buffer.tenants)
+            largest = max(sizes, default=0.0)
+            for tier in buffer.tiers:
+                total[tier] = total.get(tier, 0.0) + buffer.count * largest
+        return total
+
+    def link_bytes(self, values: Sequence[float]) -> dict[str, float]:
+        """Bytes that cross each resource in one step."""
+        total: dict[str, float] = {}
+        for operation in self.operations:
+            if operation.resource and operation.bytes_per_unit:
+                volume = sum(values[v] for v in operation.variables) if operation.variables else 1.0
+                moved = operation.bytes_per_unit * volume * self.cycles
+                total[operation.resource] = total.get(operation.resource, 0.0) + moved
+        return total

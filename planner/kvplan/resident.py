@@ -1,0 +1,28 @@
+"""The plan without offload, where everything fits in HBM."""
+
+from __future__ import annotations
+
+from kvplan.allocation import rounded
+from kvplan.evaluate import Evaluation, evaluate
+from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
+
+
+def everything_resident(scenario: Scenario) -> Evaluation | None:
+    """All K and V in HBM, or None where that does not fit or is not allowed."""
+    if any("resident" not in (p.name for p in paths) for paths in scenario.paths.values()):
+        return None
+    layers = range(len(scenario.model.layers))
+    allocation = rounded(
+        tokens=[scenario.cached_tokens(i) for i in layers],
+        targets=[{"resident": 1.0} for _ in layers],
+        classes=scenario.classes,
+        axis="token",
+        stages=1,
+        block=scenario.workload.block,
+    )
+    schedule = Schedule(
+        stages=1, queue_depth=1, boundary=scenario.options.boundary, mode=scenario.options.mode
+    )
+    evaluation = evaluate(scenario, schedule, allocation)
+    return None if evaluation.overflow(scenario.capacity) else evaluation
