@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_one_lane_per_resource(evaluation: Evaluation) -> None:
 def test_no_two_events_of_a_lane_overlap(evaluation: Evaluation) -> None:
     for name, events in lanes(traced(evaluation)).items():
         events.sort(key=lambda event: (event["ts"], event["ts"] + event["dur"]))
-        for before, after in zip(events, events[1:], strict=False):
+        for before, after in pairwise(events):
             end_ns = round(1e3 * (before["ts"] + before["dur"]))
             assert end_ns <= round(1e3 * after["ts"]), name
 

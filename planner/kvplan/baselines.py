@@ -83,7 +83,9 @@ def forced(
     evaluation = evaluate(scenario, schedule, allocation, [1.0 for _ in layers])
     if schedule.stream_weights:
         room = scenario.capacity["hbm"] - evaluation.memory_bytes["hbm"]
-        weights = sum(cost.weight_bytes(scenario.model, layer) for layer in scenario.model.layers)
+        weights = sum(
+            cost.streamable_bytes(scenario.model, layer) for layer in scenario.model.layers
+        )
         share = min(max(1.0 - room / weights, 0.0), 1.0)
         evaluation = evaluate(scenario, schedule, allocation, [share for _ in layers])
     reason = refuse_overflow(evaluation, scenario.capacity)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplan import fluid
+from kvplan import cost, fluid
 from kvplan.allocation import stage_mixes
 from kvplan.model import ModelSpec
 from kvplan.paths import REGISTRY, Path
@@ -21,6 +21,9 @@ from kvplan.step import StepGraph, Structure, build_step, group_of
 
 NEAR = 1e-3
 """Steps that differ by less than this share count as equal; the simpler schedule is taken."""
+
+WEIGHTS_CROWD = 0.8
+"""Share of the HBM budget above which weights may be worth streaming."""
 
 PATTERNS = ("grouped", "alternating", "even")
 
@@ -65,19 +68,27 @@ def schedules(scenario: Scenario, stream_weights: bool, depth: int) -> Iterator[
 def bounded_candidates(scenario: Scenario) -> list[Candidate]:
     """A bound for every axis and stage count that fits, at the least queue depth.
 
-    Weights are streamed only where they must be, unless asked for.
+    Unless asked for, weights are streamed only where they leave little HBM or do not fit.
     """
-    tries = {"resident": (False,), "streamed": (True,), "auto": (False, True)}
-    for stream in tries[scenario.options.weights]:
-        found: list[Candidate] = []
-        for schedule in schedules(scenario, stream, min(scenario.options.queue_depths)):
+    depth = min(scenario.options.queue_depths)
+    found: list[Candidate] = []
+    for stream in streaming(scenario):
+        for schedule in schedules(scenario, stream, depth):
             unit = unit_graph(scenario, schedule)
             relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
             if relaxation is not None:
                 found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
-        if found:
-            return found
-    return []
+    return found
+
+
+def streaming(scenario: Scenario) -> tuple[bool, ...]:
+    """Whether to consider resident weights, streamed weights, or both."""
+    if scenario.options.weights != "auto":
+        return (scenario.options.weights == "streamed",)
+    model = scenario.model
+    weights = sum(cost.weight_bytes(model, layer) for layer in model.layers)
+    weights += cost.shared_weight_bytes(model)
+    return (False, True) if weights > WEIGHTS_CROWD * scenario.capacity["hbm"] else (False,)
 
 
 def deeper_candidates(scenario: Scenario, shallow: Sequence[Candidate]) -> list[Candidate]:
@@ -226,7 +237,12 @@ def play_unit(scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequ
     return simulate(graph, values).step_s
 
 
-def simplicity(candidate: Candidate) -> tuple[int, int, int]:
-    """Token ranges before groups of layers, few stages before many, few buffers before many."""
+def simplicity(candidate: Candidate) -> tuple[int, int, int, int]:
+    """Resident weights, then token ranges, then few stages, then few buffers come first."""
     schedule = candidate.schedule
-    return (schedule.axis != "token", schedule.stages, schedule.queue_depth)
+    return (
+        schedule.stream_weights,
+        schedule.axis != "token",
+        schedule.stages,
+        schedule.queue_depth,
+    )

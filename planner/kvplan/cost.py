@@ -170,6 +170,14 @@ def weight_bytes(model: ModelSpec, layer: LayerSpec) -> float:
     return layer.params * element_bytes(model.weight_dtype)
 
 
+def streamable_bytes(model: ModelSpec, layer: LayerSpec) -> float:
+    """Bytes of one layer's weights that may be streamed: all but the K and V projections, which
+    rebuilds need before the layer is reached.
+    """
+    kept = layer.hidden * layer.kv_elements
+    return (layer.params - kept) * element_bytes(model.weight_dtype)
+
+
 def shared_weight_bytes(model: ModelSpec) -> float:
     """Bytes of embeddings and head, which always stay in HBM."""
     layers = sum(layer.params for layer in model.layers)

@@ -52,6 +52,11 @@ class Staging:
     most: float
     block: int
 
+    def always(self, graph: StepGraph, operation: Operation) -> bool:
+        """Whether an operation is there in every plan: with a block for every stage, its attend."""
+        stages = graph.schedule.stages if graph.schedule.axis == "token" else 1
+        return operation.operation == "attend" and self.least >= stages * self.block
+
     def ceiling(self, graph: StepGraph, operation: Operation) -> float:
         """Most volume of an operation under these limits."""
         if operation.stage is None:
@@ -216,7 +221,9 @@ def _resource_rows(
             busy[operation.resource] = (terms, constant + operation.curve.seconds(0.0))
             continue
         ceiling = staging.ceiling(graph, operation) if staging else operation.ceiling
-        pieces = [in_proportion(p, max(ceiling, 1e-9)) for p in operation.curve.pieces]
+        pieces = list(operation.curve.pieces)
+        if staging is None or not staging.always(graph, operation):
+            pieces = [in_proportion(p, max(ceiling, 1e-9)) for p in pieces]
         volume: dict[int, float] = {}
         for v in operation.variables:
             volume[column_of[v]] = volume.get(column_of[v], 0.0) + share_of[v]

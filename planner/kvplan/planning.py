@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import scipy
@@ -99,6 +100,8 @@ def document(
 def _inputs(scenario: Scenario) -> Inputs:
     model, hardware = scenario.model, scenario.hardware
     fields = {name: getattr(model, name) for name in model.__struct_fields__ if name != "layers"}
+    options = dataclasses.asdict(scenario.options)
+    options["allow"] = dict(sorted(scenario.options.allow.items()))
     return Inputs(
         model=ModelInput(**fields, layers=layer_runs(model.layers)),
         hardware=HardwareInput(
@@ -232,7 +235,8 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
     if hardware is None:
         hardware = load_hardware(given.file or given.name)
         if given.overrides:
-            hardware = override(hardware, **given.overrides)
+            changed: dict[str, Any] = dict(given.overrides)
+            hardware = override(hardware, **changed)
         if hardware.digest != given.digest:
             raise InputError(
                 "inputs.hardware.digest",
@@ -245,18 +249,16 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
         file, overrides = None, {}
     workload = Workload(**msgspec.structs.asdict(plan.inputs.workload))
     budgets = Budgets(**msgspec.structs.asdict(plan.inputs.budgets))
-    options = Options(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in msgspec.structs.asdict(plan.inputs.options).items()
-        }
-    )
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in msgspec.structs.asdict(plan.inputs.options).items()
+    }
     return Scenario(
         model=model_of(plan),
         hardware=hardware,
         workload=workload,
         budgets=budgets,
-        options=options,
+        options=Options(**chosen),
         hardware_file=file,
         overrides=overrides,
     )

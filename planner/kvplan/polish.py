@@ -19,7 +19,7 @@ GOOD_GAP = 5e-3
 SLIVER = 0.08
 """Share of a stage below which the relaxed program's use of a path is not worth an operation."""
 
-LARGEST_PROGRAM = 2500
+LARGEST_PROGRAM = 600
 """Operations up to which the full program of a graph is solved in the search."""
 
 POLISHED = 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,6 @@ from kvplan.program import Program, scaled_rows
 
 if TYPE_CHECKING:
     import pulp
-
-CBC_OPTIONS = ("primalTolerance 1e-10", "dualTolerance 1e-10")
-"""CBC's own tolerances of 1e-7 would be felt where one operation is much shorter than a step."""
 
 
 def unit_s(program: Program) -> float:
@@ -47,17 +45,17 @@ def to_pulp(program: Program, fixed: Sequence[float] | None = None) -> pulp.LpPr
         count = len(program.graph.variables)
         held = zip(fixed, program.scale[:count], strict=True)
         limits[:count] = [(v / s, v / s) for v, s in held]
+    problem = pulp.LpProblem(f"kvplan_unit_{unit_s(program):.12g}_s", pulp.LpMinimize)
+    add = getattr(problem, "add_variable", pulp.LpVariable)  # PuLP before 3.3 has only the latter
     columns = [
-        pulp.LpVariable(name, low, high)
+        add(name, low, high)
         for name, (low, high) in zip(plain_names(program.columns), limits, strict=True)
     ]
-    problem = pulp.LpProblem(f"kvplan_unit_{unit_s(program):.12g}_s", pulp.LpMinimize)
-    problem.setObjective(pulp.LpAffineExpression([(columns[program.period], 1.0)]))
+    problem += columns[program.period]
     names = plain_names(row.name for row in program.rows)
     for name, (row, terms, bound, _) in zip(names, scaled_rows(program), strict=True):
-        sense = pulp.LpConstraintEQ if row.equal else pulp.LpConstraintLE
-        expression = pulp.LpAffineExpression([(columns[c], v) for c, v in terms.items()])
-        problem.addConstraint(pulp.LpConstraint(expression, sense, name, bound))
+        total = pulp.LpAffineExpression([(columns[c], v) for c, v in terms.items()])
+        problem += (total == bound if row.equal else total <= bound), name
     return problem
 
 
@@ -81,6 +79,22 @@ def plain_names(names: Iterable[str]) -> list[str]:
     return plain
 
 
+def cbc() -> pulp.LpSolver:
+    """CBC, found on the path or brought by PuLP, with tolerances as tight as HiGHS has here.
+
+    Its own tolerances of 1e-7 would be felt where one operation is much shorter than a step.
+    """
+    import pulp
+
+    settings = {"msg": False, "options": ["primalTolerance 1e-10", "dualTolerance 1e-10"]}
+    solver = pulp.COIN_CMD(**settings)
+    if not solver.available():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 4 brings no solver
+            solver = pulp.PULP_CBC_CMD(**settings)
+    return solver
+
+
 def solve_pulp(
     program: Program, solver: pulp.LpSolver | None = None, fixed: Sequence[float] | None = None
 ) -> float | None:
@@ -88,7 +102,7 @@ def solve_pulp(
 
     Args:
         program: what `kvplan.program.state` returned.
-        solver: any of ``pulp.listSolvers()``; None takes CBC, which comes with PuLP.
+        solver: any that PuLP offers; None takes `cbc`.
         fixed: values to hold every variable of the graph at; None leaves them free.
 
     Returns:
@@ -100,7 +114,7 @@ def solve_pulp(
     import pulp
 
     problem = to_pulp(program, fixed)
-    status = problem.solve(solver or pulp.PULP_CBC_CMD(msg=False, options=list(CBC_OPTIONS)))
+    status = problem.solve(solver or cbc())
     if status == pulp.LpStatusInfeasible:
         return None
     if status != pulp.LpStatusOptimal:

@@ -198,11 +198,11 @@ class _Builder:
         return (group_of(layer, len(self.model.layers), self.schedule.stages),)
 
     def load_weights(self, layer: int, micro_batch: int) -> list[int]:
-        """Bring the streamed share of a layer's weights into one of two buffers."""
+        """Bring the streamed share of a layer's weights (not K, V) into one of two buffers."""
         if not self.schedule.stream_weights:
             return []
         key = (layer, None, "stream_weights")
-        size = cost.weight_bytes(self.model, self.model.layers[layer])
+        size = cost.streamable_bytes(self.model, self.model.layers[layer])
         if key not in self.indices:
             self.indices[key] = len(self.graph.variables)
             total = size * self.repeat
@@ -498,7 +498,7 @@ class _Builder:
             graph.buffers.append(Buffer(("hbm",), self.schedule.queue_depth, self.staged))
         if self.schedule.stream_weights:
             tenants = [
-                {v: cost.weight_bytes(model, model.layers[layer])}
+                {v: cost.streamable_bytes(model, model.layers[layer])}
                 for (layer, _, name), v in self.indices.items()
                 if name == "stream_weights"
             ]

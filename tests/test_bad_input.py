@@ -1,0 +1,314 @@
+"""Bad input of every kind: the right exit code, one line on stderr, nothing on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import Result, run
+
+from kvplan.datafiles import data_dir
+
+CONFIG: dict[str, object] = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000,
+    "max_position_embeddings": 4096, "torch_dtype": "float16",
+}  # fmt: skip
+
+ASKED = ("solve", "--model", "opt-125m", "--gpu", "l4")
+
+
+def refused(result: Result, code: int, says: str, given: str = "") -> None:
+    """Check the contract of a refusal."""
+    assert result.code == code, result.err
+    assert result.out == ""
+    assert result.err.startswith("kvplan: error: "), result.err
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.endswith("\n")
+    assert says in result.err, result.err
+    assert "Traceback" not in result.err
+    assert "internal error" not in result.err
+    assert len(result.err) < 1000
+    if "nan" not in given.lower():
+        assert "nan" not in result.err.lower(), result.err
+
+
+# -- options ---------------------------------------------------------------------------------
+
+OPTIONS: list[tuple[str, str, str]] = [
+    ("--model", "nonesuch-7b", "--model: 'nonesuch-7b'"),
+    ("--model", "", "--model: ''"),
+    ("--model", "llama-7", "--model"),
+    ("--model", "./missing/config.json", "missing"),
+    ("--gpu", "a101", "--gpu: 'a101'"),
+    ("--gpu", "", "--gpu: ''"),
+    ("--gpu", "missing.toml", "missing.toml"),
+    ("--gpu", "\x1b[31mred", "\\x1b"),
+    ("--batch", "0", "--batch: '0'"),
+    ("--batch", "-1", "--batch: '-1'"),
+    ("--batch", "many", "--batch: 'many'"),
+    ("--batch", "1.5", "--batch: '1.5'"),
+    ("--batch", "9" * 5000, "--batch: '999"),
+    ("--batch", "65537", "from 1 to 65536"),
+    ("--context", "0", "--context: 0"),
+    ("--context", "-5", "--context: '-5'"),
+    ("--context", "4096.5", "--context: '4096.5'"),
+    ("--context", "4GB", "--context: '4GB'"),
+    ("--context", "1e400", "--context: '1e400'"),
+    ("--gen", "some", "--gen: 'some'"),
+    ("--kv-dtype", "int8", "--kv-dtype: 'int8'"),
+    ("--block", "0", "--block: 0"),
+    ("--micro-batches", "5", "--micro-batches: 5"),
+    ("--micro-batches", "64", "--micro-batches: 64"),
+    ("--schedule", "diagonal", "--schedule: 'diagonal'"),
+    ("--hbm", "40 apples", "--hbm: '40 apples'"),
+    ("--hbm", "-1GiB", "--hbm: '-1GiB'"),
+    ("--hbm", "40Gb", "--hbm: '40Gb'"),
+    ("--hbm", "1e30GiB", "--hbm"),
+    ("--hbm", "", "--hbm: ''"),
+    ("--utilisation", "0", "--utilisation: '0'"),
+    ("--utilisation", "1.01", "--utilisation: '1.01'"),
+    ("--utilisation", "nan", "--utilisation: 'nan'"),
+    ("--utilisation", "most", "--utilisation: 'most'"),
+    ("--reserve", "lots", "--reserve: 'lots'"),
+    ("--dram", "infinite", "--dram: 'infinite'"),
+    ("--pinned", "-1", "--pinned: '-1'"),
+    ("--disk", "1XB", "--disk: '1XB'"),
+    ("--allow", "int3", "--allow"),
+    ("--allow", "int8:2", "--allow int8: '2'"),
+    ("--allow", "int8:nan", "--allow int8"),
+    ("--allow", "int8,int8", "--allow: 'int8,int8'"),
+    ("--allow", "", "--allow: ''"),
+    ("--paths", "resident,teleport", "--paths: 'teleport'"),
+    ("--paths", "", "--paths: ''"),
+    ("--paths", "attend_host", "--paths: 'attend_host'"),
+    ("--axis", "sequence", "--axis: 'sequence'"),
+    ("--stages", "8..4", "--stages: '8..4'"),
+    ("--stages", "0", "--stages: '0'"),
+    ("--stages", "4,", "--stages: '4,'"),
+    ("--stages", "1..1000000000", "--stages"),
+    ("--stages", "٤", "--stages"),
+    ("--queue-depth", "two", "--queue-depth: 'two'"),
+    ("--queue-depth", "17", "--queue-depth: '17'"),
+    ("--boundary", "soft", "--boundary: 'soft'"),
+    ("--mode", "jit", "--mode: 'jit'"),
+    ("--weights", "floating", "--weights: 'floating'"),
+    ("--objective", "throughput", "not available yet"),
+    ("--objective", "joy", "--objective: 'joy' is not accepted: latency"),
+    ("--h2d", "fast", "--h2d: 'fast'"),
+    ("--h2d", "0", "--h2d: '0'"),
+    ("--h2d", "", "--h2d: ''"),
+    ("--h2d", "500GB/s", "--h2d"),
+    ("--flops", "-1TFLOP/s", "--flops: '-1TFLOP/s'"),
+    ("--flops", "312TB/s", "--flops: '312TB/s'"),
+    ("--hbm-bandwidth", "0TB/s", "--hbm-bandwidth: '0TB/s'"),
+    ("--host-attention", "some", "--host-attention: 'some'"),
+    ("-o", "/nonexistent/folder/plan.json", "-o: "),
+    ("-o", "", "-o: ''"),
+    ("-o", ".", "-o: '.'"),
+]
+
+
+@pytest.mark.parametrize("command", ["solve", "compare"])
+@pytest.mark.parametrize(("option", "value", "says"), OPTIONS)
+def test_an_option(command: str, option: str, value: str, says: str) -> None:
+    argv = [command, *ASKED[1:], option, value]
+    refused(run(*argv), 2, says, given=value)
+
+
+USAGE: list[tuple[tuple[str, ...], str]] = [
+    (("solv",), "solve"),
+    (("solve",), "--model"),
+    (("solve", "--model", "opt-125m"), "--gpu"),
+    ((*ASKED, "--batches", "3"), "--batch"),
+    ((*ASKED, "--batch"), "--batch"),
+    ((*ASKED, "surplus"), "surplus"),
+    (("simulate",), "PLAN"),
+    (("--colour",), "--colour"),
+    (("models", "one", "two"), "one name or path"),
+    (("models", "show"), "one name or path"),
+    (("models", "nonesuch-7b"), "kvplan models"),
+    (("gpus", "show"), "one name or path"),
+    (("gpus", "nonesuch"), "kvplan gpus"),
+    (("gpus", "./nonesuch.toml"), "nonesuch.toml"),
+    (("simulate", "missing.json"), "missing.json"),
+    (("simulate", "."), "plan"),
+    (("simulate", "-", "--trace", "/nonexistent/folder/trace.json"), "--trace"),
+    (("simulate", "-", "--trace", "-", "--json"), "--trace"),
+]
+
+
+@pytest.mark.parametrize(("argv", "says"), USAGE, ids=lambda v: " ".join(v)[:40])
+def test_usage(argv: tuple[str, ...], says: str) -> None:
+    refused(run(*argv), 2, says)
+
+
+# -- budgets ---------------------------------------------------------------------------------
+
+BUDGETS: list[tuple[tuple[str, ...], str]] = [
+    (("--hbm", "0"), "hbm"),
+    (("--reserve", "1TiB"), "hbm"),
+    (("--paths", "fetch", "--batch", "64", "--dram", "1GiB"), "dram"),
+    (("--paths", "fetch", "--batch", "64", "--pinned", "1GiB"), "pinned"),
+    (("--paths", "resident", "--hbm", "1GiB"), "hbm"),
+    (("--paths", "fetch_disk", "--disk", "1GiB", "--batch", "64"), "disk"),
+]
+
+
+@pytest.mark.parametrize(("options", "budget"), BUDGETS, ids=lambda v: "".join(v))
+def test_a_budget_that_is_too_small_is_named(options: tuple[str, ...], budget: str) -> None:
+    result = run(*ASKED, *options)
+    refused(result, 3, f"no feasible plan: {budget}: ")
+    assert f"--{budget} at least" in result.err or "--" in result.err
+
+
+# -- models ----------------------------------------------------------------------------------
+
+MODELS: list[tuple[str, str | bytes, str]] = [
+    ("empty", "", "config.json"),
+    ("not JSON", "{hidden", "config.json"),
+    ("not UTF-8", b"\xff\xfe\x00", "config.json"),
+    ("a list", "[1, 2]", "config.json"),
+    ("null", "null", "config.json"),
+    ("deep", "[" * 20_000, "config.json"),
+    ("no keys", "{}", "model_type"),
+    ("unknown family", json.dumps(CONFIG | {"model_type": "mamba9"}), "model_type"),
+    ("negative width", json.dumps(CONFIG | {"hidden_size": -1}), "hidden_size"),
+    ("text for a number", json.dumps(CONFIG | {"num_hidden_layers": "4"}), "num_hidden_layers"),
+    ("no layers", json.dumps(CONFIG | {"num_hidden_layers": 0}), "num_hidden_layers"),
+    ("too many layers", json.dumps(CONFIG | {"num_hidden_layers": 10**9}), "num_hidden_layers"),
+    ("a fraction", json.dumps(CONFIG | {"num_attention_heads": 8.5}), "num_attention_heads"),
+    ("true for a number", json.dumps(CONFIG | {"vocab_size": True}), "vocab_size"),
+    ("heads that do not divide", json.dumps(CONFIG | {"num_key_value_heads": 3}), "num_"),
+    ("a number out of range", json.dumps(CONFIG).replace("512", "1e999"), "hidden_size"),
+    ("not a number", json.dumps(CONFIG).replace("512", "NaN"), "config.json"),
+]
+
+
+@pytest.mark.parametrize("command", ["solve", "models"])
+@pytest.mark.parametrize(("name", "content", "says"), MODELS, ids=lambda v: str(v)[:30])
+def test_a_model(tmp_path: Path, command: str, name: str, content: str | bytes, says: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    argv = {"solve": ("solve", "--gpu", "l4", "--model"), "models": ("models",)}[command]
+    refused(run(*argv, str(file)), 2, says, given="nan" if name == "not a number" else "")
+
+
+# -- hardware --------------------------------------------------------------------------------
+
+
+@cache
+def profile() -> str:
+    return (data_dir("hwprofiles") / "l4.toml").read_text(encoding="utf-8")
+
+
+def edited(old: str, new: str) -> Callable[[], str]:
+    def content() -> str:
+        assert old in profile()
+        return profile().replace(old, new, 1)
+
+    return content
+
+
+PROFILES: list[tuple[str, Callable[[], str], str]] = [
+    ("empty", lambda: "", "schema"),
+    ("not TOML", lambda: "= 3", "TOML"),
+    ("cut short", lambda: profile()[:400], "card.toml"),
+    ("twice", lambda: profile() + "\n[gpu]\n", "TOML"),
+    ("unknown schema", edited("schema = 1", "schema = 99"), "schema"),
+    ("unknown key", edited("[host]", "[host]\nspeed = 1"), "speed"),
+    ("missing key", edited("launch = ", "# launch = "), "launch"),
+    ("negative", edited("value = 22518", "value = -22518"), "memory"),
+    ("zero", edited("value = 22518", "value = 0"), "memory"),
+    ("infinite", edited("value = 22518", "value = inf"), "memory"),
+    ("a text", edited("value = 22518", 'value = "much"'), "memory"),
+    ("a wrong unit", edited('unit = "MiB"', 'unit = "furlong"'), "memory"),
+    ("no source", edited('source = "deviceQuery in public lab notes"', 'source = ""'), "memory"),
+    ("an unknown kind", edited('kind = "measured"', 'kind = "guessed"'), "kind"),
+    ("faster than the slot", edited("rate = { value = 12.0", "rate = { value = 120.0"), "h2d"),
+]
+
+
+@pytest.mark.parametrize("command", ["solve", "gpus"])
+@pytest.mark.parametrize(("name", "content", "says"), PROFILES, ids=lambda v: str(v)[:30])
+def test_a_profile(
+    tmp_path: Path, command: str, name: str, content: Callable[[], str], says: str
+) -> None:
+    file = tmp_path / "card.toml"
+    file.write_text(content(), encoding="utf-8")
+    argv = {"solve": ("solve", "--model", "opt-125m", "--gpu"), "gpus": ("gpus",)}[command]
+    refused(run(*argv, str(file)), 2, says)
+
+
+# -- plans -----------------------------------------------------------------------------------
+
+
+@cache
+def plan_text() -> str:
+    return run(*ASKED, "--batch", "64", "--hbm", "3GiB", "--stages", "4", "--json").out
+
+
+def put(path: str, value: object) -> Callable[[], str]:
+    """The plan with one value changed; ``...`` takes it away."""
+
+    def content() -> str:
+        document: Any = json.loads(plan_text())
+        *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+        at = document
+        for part in parents:
+            at = at[part]
+        if value is ...:
+            del at[last]
+        else:
+            at[last] = value
+        return json.dumps(document)
+
+    return content
+
+
+LAYER = "decision.layers.0."
+
+PLANS: list[tuple[str, Callable[[], str], str]] = [
+    ("empty", lambda: "", "stdin"),
+    ("cut short", lambda: plan_text()[:1000], "stdin"),
+    ("a number", lambda: "3", "stdin"),
+    ("deep", lambda: "[" * 50_000, "stdin"),
+    ("no version", put("kvplan_plan", ...), "kvplan_plan"),
+    ("another major version", put("kvplan_plan", "2.0"), "kvplan_plan: '2.0'"),
+    ("a newer minor version", put("kvplan_plan", "1.99"), "kvplan_plan: '1.99'"),
+    ("no version at all", put("kvplan_plan", "one"), "kvplan_plan: 'one'"),
+    ("an unknown key", put("decision.colour", "red"), "colour"),
+    ("no decision", put("decision", ...), "decision"),
+    ("null layers", put("decision.layers", None), "decision.layers"),
+    ("no layers", put("decision.layers", []), "decision.layers"),
+    ("a layer too few", put("decision.layers.11", ...), "decision.layers"),
+    ("layers out of order", put("decision.layers.0.layer", 7), "decision.layers[0].layer"),
+    ("an unknown path", put(LAYER + "ranges.0.path", "teleport"), "decision.layers[0]"),
+    ("a stage too high", put(LAYER + "ranges.0.stage", 9), "decision.layers[0]"),
+    ("a range backwards", put(LAYER + "ranges.0.end", 0), "decision.layers[0]"),
+    ("a negative range", put(LAYER + "ranges.0.begin", -64), "begin"),
+    ("counts that differ", put(LAYER + "tokens", {"fetch": 1}), "decision.layers[0].tokens"),
+    ("a ratio above 1", put(LAYER + "recompute_ratio", 1.5), "recompute_ratio"),
+    ("a text for a number", put("prediction.step_s", "fast"), "prediction.step_s"),
+    ("no context", put("inputs.workload.context", 0), "inputs.workload.context"),
+    ("a longer context", put("inputs.workload.context", 4096), "decision.layers[0]"),
+    ("an unknown format", put("inputs.workload.kv_dtype", "fp3"), "fp3"),
+    ("an unknown machine", put("inputs.hardware.name", "abacus"), "abacus"),
+    ("a changed profile", put("inputs.hardware.digest", "0"), "inputs.hardware.digest"),
+    ("an unknown override", put("inputs.hardware.overrides", {"clock": 2.0}), "clock"),
+    ("no boundary", put("decision.boundary", "fuzzy"), "decision.boundary"),
+    ("a queue of none", put("decision.queue_depth", 0), "decision.queue_depth"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "says"), PLANS, ids=lambda v: str(v)[:30])
+def test_a_plan(name: str, content: Callable[[], str], says: str) -> None:
+    refused(run("simulate", "-", stdin=content().encode()), 2, says)
+
+
+def test_the_tables_are_long_enough() -> None:
+    assert len(OPTIONS + USAGE + BUDGETS + MODELS + PROFILES + PLANS) >= 45
