@@ -19,8 +19,11 @@ GOOD_GAP = 5e-3
 SLIVER = 0.08
 """Share of a stage below which the relaxed program's use of a path is not worth an operation."""
 
-LARGEST_PROGRAM = 600
+LARGEST_PROGRAM = 2500
 """Operations up to which the full program of a graph is solved in the search."""
+
+LARGEST_BOUND = 600
+"""Operations up to which it is solved for a sharper bound."""
 
 POLISHED = 4
 """Candidates whose split of tokens is refined by the full program where a gap is left."""
@@ -63,7 +66,7 @@ def raise_bounds(scenario: Scenario, candidates: Sequence[Candidate], step_s: fl
                 target_s,
             )
             candidate.bound_s = max(candidate.bound_s, sharper)
-        if candidate.bound_s < target_s and len(candidate.unit.operations) <= LARGEST_PROGRAM:
+        if candidate.bound_s < target_s and len(candidate.unit.operations) <= LARGEST_BOUND:
             statement = program.state(
                 unit_graph(scenario, candidate.schedule),
                 scenario.capacity,
