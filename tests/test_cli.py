@@ -260,6 +260,15 @@ def test_replay_of_an_edited_plan_says_so(plan_file: Path, solved: Result) -> No
     assert "differs from its replay" in result.err
 
 
+@pytest.mark.parametrize("predicted_s", [0, 1e-320])
+def test_replay_of_a_plan_without_a_usable_prediction(solved: Result, predicted_s: float) -> None:
+    document = json.loads(solved.out)
+    document["prediction"]["step_s"] = predicted_s
+    given = json.dumps(document).encode()
+    assert json.loads(run("simulate", "-", "--json", stdin=given).out)["difference"] is None
+    assert "not comparable" in run("simulate", "-", stdin=given).out
+
+
 def test_replay_on_another_machine(plan_file: Path, solved: Result) -> None:
     result = run("simulate", str(plan_file), "--gpu", "h100", "--json")
     replayed = json.loads(result.out)

@@ -114,6 +114,13 @@ def test_what_is_no_version_is_refused(version: str) -> None:
         decode(versioned(version))
 
 
+def test_layers_beyond_count_are_refused_before_they_are_built() -> None:
+    document = json.loads(encode(solved()))
+    document["inputs"]["model"]["layers"][0]["count"] = 2**40
+    with pytest.raises(InputError, match="count"):
+        decode(json.dumps(document))
+
+
 # -- schema ----------------------------------------------------------------------------------
 
 
@@ -204,6 +211,7 @@ def judged(text: str | bytes) -> None:
     refusals: list[str] = []
     try:
         plan = decode(text)
+        assert sum(run.count for run in plan.inputs.model.layers) <= 10_000  # before they are built
         numbers = [n for n in flat(msgspec.to_builtins(plan)) if isinstance(n, float)]
         _, evaluation = replay(plan)
         numbers += [evaluation.step_s, *evaluation.memory_bytes.values()]

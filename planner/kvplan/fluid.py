@@ -240,14 +240,14 @@ def _resource_rows(
         position, count = many[key]
         many[key] = (position, count + 1)
     counts = dict(many.values())
-    time_s = max((sum(t.values()) for t, _ in busy.values()), default=1.0) or 1.0
-    total_s = (
-        max(
-            constant + sum(s * columns.scale[c] for c, s in terms.items())
-            for terms, constant in busy.values()
-        )
-        or time_s
-    )
+    work_s = {
+        resource: constant + sum(s * columns.scale[c] for c, s in terms.items())
+        for resource, (terms, constant) in busy.items()
+    }
+    for position, (resource, _, flat, volume) in enumerate(pending):
+        size = sum(share * columns.scale[c] for c, share in volume.items())
+        work_s[resource] += counts[position] * max(f + s * size for f, s in flat)
+    total_s = max(work_s.values(), default=0.0) or 1.0
     period = columns.add(None, total_s)
     for position, (resource, _, flat, volume) in enumerate(pending):
         column = columns.add(None, total_s)

@@ -134,7 +134,8 @@ def _cells(
 
 
 def show_replay(
-    console: Console, plan: Plan, scenario: Scenario, evaluation: Evaluation
+    console: Console, plan: Plan, scenario: Scenario, evaluation: Evaluation,
+    difference: float | None,
 ) -> None:  # fmt: skip
     """Print what a replay shows beside what the plan predicted.
 
@@ -143,12 +144,14 @@ def show_replay(
         plan: the plan.
         scenario: what it was replayed on.
         evaluation: the replay.
+        difference: how much longer it takes than the plan says, relative; None if not known.
     """
     step_s, planned_s = evaluation.step_s, plan.prediction.step_s
     tokens_per_s = plan.inputs.workload.batch / step_s
     answer = f"{format_seconds(step_s)} per step, {tokens_per_s:.4g} tokens/s"
-    difference = step_s / planned_s - 1 if planned_s else 0.0
-    if abs(difference) <= 1e-9:
+    if difference is None:
+        beside = "not comparable with the prediction in the plan"
+    elif abs(difference) <= 1e-9:
         beside = "the same as the plan's own prediction"
     else:
         beside = f"{100 * difference:+.2f} % on the {format_seconds(planned_s)} of the plan"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,8 @@ def simulate(
     document = _document(plan, scenario, evaluation)
     if trace is not None:
         _write_trace(trace, evaluation)
-    if gpu is None and abs(document["difference"]) > SAME:
+    apart = document["difference"]
+    if gpu is None and (apart is None or abs(apart) > SAME):
         say("warning", "the plan's own prediction differs from its replay: it was edited, or made "
             "by another version of kvplan")  # fmt: skip
     if as_json:
@@ -73,7 +75,7 @@ def simulate(
     from kvplan.cli.display import show_replay
     from kvplan.cli.output import console
 
-    show_replay(console(), plan, scenario, evaluation)
+    show_replay(console(), plan, scenario, evaluation, apart)
 
 
 def _read(file: str) -> Plan:
@@ -95,6 +97,13 @@ def _refuse_overflow(scenario: Scenario, evaluation: Evaluation) -> None:
     )  # fmt: skip
 
 
+def difference(plan: Plan, evaluation: Evaluation) -> float | None:
+    """How much longer the replay takes than the plan says, relative; None where it says nothing."""
+    own_s = plan.prediction.step_s
+    ratio = evaluation.step_s / own_s if own_s else math.inf
+    return ratio - 1.0 if math.isfinite(ratio) else None
+
+
 def _document(plan: Plan, scenario: Scenario, evaluation: Evaluation) -> dict[str, Any]:
     """What ``--json`` prints; ``prediction`` has the keys of a plan's, bound and duals aside."""
     from kvplan.planning import predict
@@ -102,14 +111,13 @@ def _document(plan: Plan, scenario: Scenario, evaluation: Evaluation) -> dict[st
     replayed = msgspec.to_builtins(predict(scenario, evaluation))
     for key in ("bound_s", "gap", "values"):
         replayed.pop(key, None)
-    own_s = plan.prediction.step_s
     machine = scenario.hardware
     return {
         "hardware": {"name": machine.name, "title": machine.title, "kind": machine.kind,
                      "digest": machine.digest},
         "prediction": replayed,
-        "planned_step_s": own_s,
-        "difference": evaluation.step_s / own_s - 1.0 if own_s else 0.0,
+        "planned_step_s": plan.prediction.step_s,
+        "difference": difference(plan, evaluation),
     }  # fmt: skip
 
 

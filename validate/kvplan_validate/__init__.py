@@ -1,0 +1,1 @@
+"""Measure a machine, run plans on it, and show predicted beside measured. Needs torch."""

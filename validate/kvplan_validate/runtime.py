@@ -1,0 +1,424 @@
+"""The runtime: run a plan's step graph with real tensors, streams and events.
+
+It walks the same operations that the program and the simulator read. Each operation becomes one
+action on the stream of its resource; each edge between resources becomes an event. On a machine
+without CUDA the same actions run in order, which tests logic and numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvplan.evaluate import Evaluation
+from kvplan.graph import Operation
+from kvplan.scenario import Scenario
+from kvplan_validate import kernels
+from kvplan_validate.decoder import Decoder, Product
+from kvplan_validate.hostlane import HostLane, mapped
+from kvplan_validate.pool import PinnedPool
+from kvplan_validate.staging import Place, Staging
+from kvplan_validate.store import BITS, Store, unpack
+from kvplan_validate.streaming import StreamedWeights
+
+LANES = {"gpu": "gpu", "h2d": "h2d", "d2h": "d2h", "disk": "disk", "host": "host", None: "host"}
+"""Resource to stream; queries and partial results travel on the stream of the host's work."""
+
+
+@dataclass(slots=True)
+class Action:
+    """An operation made ready to run.
+
+    Args:
+        operation: of the step graph.
+        run: does it, on the current stream.
+        lane: stream it runs on.
+        waits: indices of operations of this step on other lanes that it waits for.
+        reaches_back: indices of operations of the last step on other lanes that it waits for.
+        records: whether another lane waits for it.
+    """
+
+    operation: Operation
+    run: Callable[[], None]
+    lane: str
+    waits: list[int] = field(default_factory=list)
+    reaches_back: list[int] = field(default_factory=list)
+    records: bool = False
+
+
+@dataclass(slots=True)
+class Batch:
+    """State of one micro-batch inside a step."""
+
+    start: Tensor
+    hidden: Tensor
+    query: Tensor
+    parts: list[Tensor] = field(default_factory=list)
+    lses: list[Tensor] = field(default_factory=list)
+    tokens: Tensor | None = None
+
+
+class Runtime:
+    """Runs decode steps of one plan.
+
+    Args:
+        scenario: the question the plan answers.
+        evaluation: its schedule, allocation and step graph.
+        decoder: weights.
+        store: cached tokens.
+        pool: host memory for write-back, partial results and disk buffers.
+        tail: most tokens that may be generated before the plan must be made anew.
+    """
+
+    def __init__(
+        self, scenario: Scenario, evaluation: Evaluation, decoder: Decoder, store: Store,
+        pool: PinnedPool, *, tail: int = 1,
+    ) -> None:
+        """Allocate buffers and make every operation ready."""
+        self.scenario, self.evaluation, self.decoder, self.store = (
+            scenario, evaluation, decoder, store,
+        )
+        self.pool, self.lane = pool, HostLane()
+        self.batch = scenario.workload.micro_batch
+        self.cuda = decoder.device.type == "cuda"
+        self.position = scenario.workload.tokens
+        self.generated, self.most = 0, tail
+        self.staging = Staging(scenario, evaluation, decoder)
+        self.streamed = StreamedWeights(evaluation, decoder, pool)
+        self.batches = [self._new_batch() for _ in range(scenario.workload.micro_batches)]
+        self.tails = self._tails(tail)
+        self.streams = self._streams()
+        self._host: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._disk: dict[tuple[str, int], Tensor] = {}
+        self._written = self._write_back_area()
+        self.actions = self._prepare()
+        self._events: list[Any] = [None] * len(self.actions)
+        self._graph: Any = None
+
+    # -- buffers -------------------------------------------------------------------------------
+
+    def _new_batch(self) -> Batch:
+        spec, device, dtype = self.decoder.layers[0].spec, self.decoder.device, self.decoder.dtype
+        shape = (self.batch, spec.kv_heads, spec.query_heads // spec.kv_heads, spec.head_dim_k)
+        generator = torch.Generator(device=device).manual_seed(1)
+        hidden = torch.empty(self.batch, spec.hidden, device=device, dtype=dtype)
+        hidden.normal_(generator=generator)
+        return Batch(hidden, hidden, torch.zeros(shape, device=device, dtype=dtype))
+
+    def _tails(self, most: int) -> list[list[Tensor]]:
+        """New tokens of every layer and micro-batch, in HBM."""
+        return [
+            [
+                torch.zeros(most, self.batch, 2, layer.spec.kv_heads, layer.spec.head_dim_k,
+                            device=self.decoder.device, dtype=self.decoder.dtype)
+                for _ in self.batches
+            ]
+            for layer in self.decoder.layers
+        ]
+
+    def _write_back_area(self) -> Tensor:
+        """Host memory for one step's new tokens of one layer and micro-batch."""
+        spec = self.decoder.layers[0].spec
+        item = torch.empty(0, dtype=self.decoder.dtype).element_size()
+        flat = self.pool.take(self.batch * spec.kv_elements * item)
+        return flat.view(self.decoder.dtype).view(self.batch, 2, spec.kv_heads, spec.head_dim_k)
+
+    def _streams(self) -> dict[str, Any]:
+        if not self.cuda:
+            return {}
+        names = sorted(set(LANES.values()) - {"gpu"})
+        return {"gpu": torch.cuda.Stream(), **{name: torch.cuda.Stream() for name in names}}
+
+    # -- making operations ready ---------------------------------------------------------------
+
+    def _prepare(self) -> list[Action]:
+        operations = self.evaluation.graph.operations
+        skipped = {"launch", "end_step"}
+        actions = []
+        for operation in operations:
+            make = getattr(self, f"_do_{operation.operation}", None)
+            run = (lambda: None) if operation.operation in skipped else make(operation)
+            actions.append(Action(operation, run, LANES.get(operation.resource, "gpu")))
+        for index, action in enumerate(actions):
+            for before, lag in action.operation.after:
+                other = actions[before]
+                if other.operation.operation in skipped or other.lane == action.lane:
+                    continue
+                (action.waits if lag == 0 else action.reaches_back).append(before)
+                other.records = True
+        self._wait_for_last_tenants(actions)
+        return actions
+
+    def _wait_for_last_tenants(self, actions: list[Action]) -> None:
+        """First tenants of a buffer wait for its last tenant of the step before.
+
+        The graph lets buffers rotate on across steps; here every step starts at the first one.
+        """
+        count = len(self.staging.buffers)
+        last: dict[int, list[int]] = {}
+        for index, action in enumerate(actions):
+            if action.operation.operation == "attend":
+                last.setdefault(self.staging.unit(action.operation), []).append(index)
+        for action in actions:
+            if action.operation.stage is None or action.lane == "gpu":
+                continue
+            unit = self.staging.unit(action.operation)
+            if unit < count:
+                tenants = max(u for u in last if u % count == unit)
+                for before in last[tenants]:
+                    if before not in action.reaches_back:
+                        action.reaches_back.append(before)
+                        actions[before].records = True
+
+    def _place(self, operation: Operation) -> Place:
+        return self.staging.place(operation)
+
+    def _do_load_weights(self, operation: Operation) -> Callable[[], None]:
+        visit = self.streamed.visit()
+        return lambda: self.streamed.load(operation.layer, visit)
+
+    def _product(self, operation: Operation) -> Product:
+        """Multiplies by matrices of the operation's layer, as the last load brought them."""
+        visit = self.streamed.visits - 1
+        return partial(self._multiply, operation.layer, visit)
+
+    def _multiply(self, layer: int, visit: int, name: str, rows: Tensor, **added: Any) -> Tensor:
+        return self.streamed.product(layer, name, rows, visit, **added)
+
+    def _do_project(self, operation: Operation) -> Callable[[], None]:
+        layer = self.decoder.layers[operation.layer]
+        batch = self.batches[operation.micro_batch]
+        tail = self.tails[operation.layer][operation.micro_batch]
+        product = self._product(operation)
+
+        def run() -> None:
+            if operation.layer == 0:
+                batch.hidden = batch.start
+            query, fresh = self.decoder.project(layer, batch.hidden, self.position, product)
+            batch.query.copy_(query)
+            tail[self.generated].copy_(fresh[0])
+            batch.parts, batch.lses = [], []
+
+        return run
+
+    def _do_copy_kv(self, operation: Operation) -> Callable[[], None]:
+        place = self._place(operation)
+        source = self._source(operation)
+        return partial(_copy, source, place.incoming)
+
+    _do_copy_activations = _do_copy_kv
+
+    def _source(self, operation: Operation) -> Tensor:
+        key = (operation.layer, operation.stage, operation.path or "", operation.micro_batch)
+        if operation.path == "fetch_disk":
+            return self._disk_buffer(operation)
+        data = self.store.pieces[key].data
+        assert data is not None, key
+        return data
+
+    def _disk_buffer(self, operation: Operation) -> Tensor:
+        """One of Q pinned host buffers that disk reads fill in turn."""
+        place = self._place(operation)
+        slot = ("fetch_disk", place.unit % self.evaluation.schedule.queue_depth)
+        size = place.incoming.numel()
+        if slot not in self._disk or self._disk[slot].numel() < size:
+            self._disk[slot] = self.pool.take(self.staging.largest("fetch_disk"))
+        return self._disk[slot][:size]
+
+    def _do_read_disk(self, operation: Operation) -> Callable[[], None]:
+        key = (operation.layer, operation.stage, operation.path or "", operation.micro_batch)
+        piece, buffer = self.store.pieces[key], self._disk_buffer(operation)
+        view = memoryview(buffer.numpy())
+
+        def read() -> None:
+            done = 0
+            while done < len(view):
+                done += os.preadv(self.store.descriptor, [view[done:]], piece.offset + done)
+
+        launch = self.lane.prepared(read)
+        return lambda: launch(self.streams.get("disk"))
+
+    def _do_rebuild(self, operation: Operation) -> Callable[[], None]:
+        layer, place = self.decoder.layers[operation.layer], self._place(operation)
+        key = (operation.layer, operation.stage, operation.path or "", operation.micro_batch)
+        piece = self.store.pieces[key]
+        flat = piece.data if operation.path == "recompute_resident" else place.incoming
+        assert flat is not None
+        kept = flat if flat.dtype == self.decoder.dtype else flat.view(self.decoder.dtype)
+        activations = kept.view(piece.count, self.batch, -1)
+        return lambda: self.decoder.rebuild(layer, activations, place.staged, piece.begin)
+
+    def _do_dequantise(self, operation: Operation) -> Callable[[], None]:
+        place, path = self._place(operation), operation.path or ""
+        spec = self.decoder.layers[operation.layer].spec
+        codes, scales = unpack(path, spec, place.incoming, place.staged.shape[0], self.batch)
+        return lambda: kernels.dequantise(codes, scales, BITS[path], place.staged)
+
+    def _do_attend(self, operation: Operation) -> Callable[[], None]:
+        staged = self.staging.whole(operation)
+        return self._attending(operation, staged)
+
+    def _do_attend_resident(self, operation: Operation) -> Callable[[], None]:
+        key = (operation.layer, None, "resident", operation.micro_batch)
+        data = self.store.pieces[key].data
+        assert data is not None
+        return self._attending(operation, data)
+
+    def _attending(self, operation: Operation, staged: Tensor) -> Callable[[], None]:
+        batch = self.batches[operation.micro_batch]
+
+        def run() -> None:
+            out, lse = kernels.partial_attention(batch.query, staged)
+            batch.parts.append(out)
+            batch.lses.append(lse)
+
+        return run
+
+    def _host_buffers(self, operation: Operation) -> tuple[Tensor, Tensor, Tensor]:
+        """Pinned query, output and log-sum-exp of one micro-batch, two sets taken in turn."""
+        slot = (operation.layer % 2, operation.micro_batch)
+        if slot not in self._host:
+            shape, dtype = self.batches[0].query.shape, self.decoder.dtype
+            item = torch.empty(0, dtype=dtype).element_size()
+            count = self.batches[0].query.numel()
+            query = self.pool.take(count * item).view(dtype).view(shape)
+            out = self.pool.take(count * item).view(dtype).view(shape)
+            lse = self.pool.take(count // shape[-1] * 4).view(torch.float32).view(shape[:-1])
+            self._host[slot] = (query, out, lse)
+        return self._host[slot]
+
+    def _do_send_query(self, operation: Operation) -> Callable[[], None]:
+        query = mapped(self._host_buffers(operation)[0])
+        batch = self.batches[operation.micro_batch]
+        return lambda: _through(batch.query, query)
+
+    def _do_attend_host(self, operation: Operation) -> Callable[[], None]:
+        query, out, lse = self._host_buffers(operation)
+        key = (operation.layer, None, "attend_host", operation.micro_batch)
+        data = self.store.pieces[key].data
+        assert data is not None
+        keys, values = data[0], data[1]
+
+        def attend() -> None:
+            result, sums = kernels.host_attention(query, keys, values)
+            out.copy_(result)
+            lse.copy_(sums)
+
+        launch = self.lane.prepared(attend)
+        return lambda: launch(self.streams.get("host"))
+
+    def _do_return_partial(self, operation: Operation) -> Callable[[], None]:
+        _, out, lse = self._host_buffers(operation)
+        far_out, far_lse = mapped(out), mapped(lse)
+        near_out = torch.empty_like(self.batches[0].query)
+        near_lse = torch.empty(near_out.shape[:-1], device=near_out.device, dtype=torch.float32)
+        batch = self.batches[operation.micro_batch]
+
+        def run() -> None:
+            _through(far_out, near_out)
+            _through(far_lse, near_lse)
+            batch.parts.append(near_out)
+            batch.lses.append(near_lse)
+
+        return run
+
+    def _do_finish(self, operation: Operation) -> Callable[[], None]:
+        layer = self.decoder.layers[operation.layer]
+        batch = self.batches[operation.micro_batch]
+        tail = self.tails[operation.layer][operation.micro_batch]
+        product = self._product(operation)
+
+        def run() -> None:
+            out, lse = kernels.partial_attention(batch.query, tail[: self.generated + 1])
+            outputs = torch.stack([*batch.parts, out])
+            attended = kernels.merge(outputs, torch.stack([*batch.lses, lse]))
+            batch.hidden = self.decoder.finish(layer, batch.hidden, attended, product)
+
+        return run
+
+    def _do_write_back(self, operation: Operation) -> Callable[[], None]:
+        tail = self.tails[operation.layer][operation.micro_batch]
+        return lambda: _copy(tail[self.generated], self._written)
+
+    def _do_head(self, operation: Operation) -> Callable[[], None]:
+        batch = self.batches[operation.micro_batch]
+
+        def run() -> None:
+            batch.tokens = self.decoder.logits(batch.hidden).argmax(-1)
+            self.decoder.start(batch.tokens, batch.start)
+
+        return run
+
+    # -- running -------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One decode step; asynchronous on a GPU."""
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._issue(reach_back=True)
+
+    def _issue(self, *, reach_back: bool) -> None:
+        if not self.cuda:
+            for action in self.actions:
+                action.run()
+            return
+        events = self._events
+        for index, action in enumerate(self.actions):
+            stream = self.streams[action.lane]
+            with torch.cuda.stream(stream):
+                for before in action.waits:
+                    stream.wait_event(events[before])
+                if reach_back:
+                    for before in action.reaches_back:
+                        if events[before] is not None:
+                            stream.wait_event(events[before])
+                action.run()
+                if action.records:
+                    events[index] = events[index] or torch.cuda.Event()
+                    events[index].record(stream)
+
+    def capture(self) -> None:
+        """Turn the step into one CUDA graph; copies and host work included."""
+        if not self.cuda:
+            return
+        self._issue(reach_back=True)
+        self.synchronise()
+        self._events = [None] * len(self.actions)
+        graph = torch.cuda.CUDAGraph()
+        main = self.streams["gpu"]
+        others = [stream for name, stream in self.streams.items() if name != "gpu"]
+        with torch.cuda.graph(graph, stream=main):
+            for stream in others:
+                stream.wait_stream(main)
+            self._issue(reach_back=False)
+            for stream in others:
+                main.wait_stream(stream)
+        self._graph = graph
+
+    def advance(self) -> None:
+        """Keep the new token and move to the next position (eager mode)."""
+        self.generated += 1
+        self.position += 1
+
+    def synchronise(self) -> None:
+        """Wait until everything issued has run; raise what the CPU's part raised."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.lane.check()
+
+
+def _copy(source: Tensor, out: Tensor) -> None:
+    """A copy by a copy engine."""
+    out.copy_(source, non_blocking=True)
+
+
+def _through(source: Tensor, out: Tensor) -> None:
+    """A copy by a kernel: it does not queue behind what a copy engine has to move."""
+    torch.mul(source, 1, out=out)
