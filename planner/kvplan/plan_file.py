@@ -47,12 +47,14 @@ def decode(text: str | bytes, name: str = "plan") -> Plan:
         return msgspec.json.decode(raw, type=Plan)
     except msgspec.ValidationError as error:
         raise _refused(raw, name, error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(name, _start(raw), f"a kvplan plan in JSON ({error})") from None
 
 
 def _check_version(version: str, name: str) -> None:
     own_major, own_minor = (int(part) for part in SCHEMA_VERSION.split("."))
     major, _, minor = version.partition(".")
-    if not (major.isdecimal() and minor.isdecimal()):
+    if len(version) > 20 or not (major.isdecimal() and minor.isdecimal()):
         raise InputError(f"{name}: kvplan_plan", version, f"a version such as {SCHEMA_VERSION}")
     if int(major) != own_major or int(minor) > own_minor:
         raise InputError(

@@ -16,9 +16,9 @@ from kvplan.baselines import Rung, ladder
 from kvplan.candidates import NEAR
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
-from kvplan.hardware import HardwareProfile, override
+from kvplan.hardware import OVERRIDES, HardwareProfile, override
 from kvplan.hardware_library import load_hardware
-from kvplan.model import ModelSpec
+from kvplan.model import MAX_LAYERS, ModelSpec
 from kvplan.plan import (
     SCHEMA_VERSION,
     BaselineResult,
@@ -221,6 +221,9 @@ def model_of(plan: Plan) -> ModelSpec:
         for name in plan.inputs.model.__struct_fields__
         if name != "layers"
     }
+    total = sum(run.count for run in plan.inputs.model.layers)
+    if total > MAX_LAYERS:
+        raise InputError("inputs.model.layers", total, f"at most {MAX_LAYERS} layers in all")
     layers = tuple(run.layer for run in plan.inputs.model.layers for _ in range(run.count))
     return ModelSpec(**fields, layers=layers)
 
@@ -236,6 +239,10 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
         hardware = load_hardware(given.file or given.name)
         if given.overrides:
             changed: dict[str, Any] = dict(given.overrides)
+            for name in changed:
+                if name not in OVERRIDES:
+                    accepted = f"some of {', '.join(OVERRIDES)}"
+                    raise InputError("inputs.hardware.overrides", name, accepted)
             hardware = override(hardware, **changed)
         if hardware.digest != given.digest:
             raise InputError(

@@ -14,6 +14,9 @@ from kvplan.paths import REGISTRY, Path, find, undominated
 from kvplan.schedule import AXES, BOUNDARIES, MODES, QUEUE_DEPTHS, STAGES
 from kvplan.workload import Budgets, Workload
 
+HOST_RATE = "host_attention_bytes_per_s"
+"""Override that gives grounds for attention on the host."""
+
 WEIGHTS = ("auto", "resident", "streamed")
 
 
@@ -154,7 +157,7 @@ class Scenario:
 
     def _default(self) -> tuple[Path, ...]:
         names = ["resident", "fetch", "recompute", "recompute_resident"]
-        if self.hardware.host_attention_measured:
+        if self.hardware.host_attention_measured or HOST_RATE in self.overrides:
             names.append("attend_host")
         if self.capacity["disk"] > 0:
             names.append("fetch_disk")

@@ -7,7 +7,10 @@ the launching thread never waits for it.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ import torch
 from torch import Tensor
 
 from kvplan.errors import KvplanError
+
+SWITCH_S = 1e-4
+"""Seconds after which the launching thread lets a host function have the interpreter."""
 
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -27,6 +33,9 @@ class HostLane:
         """Find the CUDA runtime that torch has loaded."""
         self.failure: BaseException | None = None
         self._kept: list[Any] = []
+        if torch.cuda.is_available():
+            # A host function must not wait long for the interpreter while steps are launched.
+            sys.setswitchinterval(SWITCH_S)
         self._runtime = ctypes.CDLL(_loaded_cudart()) if torch.cuda.is_available() else None
 
     def prepared(self, work: Callable[[], None]) -> Callable[[Any], None]:
@@ -36,6 +45,7 @@ class HostLane:
 
         def call(_: object) -> None:
             try:
+                _use_all_but_two_cores()
                 work()
             except BaseException as error:
                 self.failure = error
@@ -56,6 +66,19 @@ class HostLane:
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
+
+
+_ready = threading.local()
+
+
+def _use_all_but_two_cores() -> None:
+    """Leave a core to the launching thread and one to the driver's; once per thread.
+
+    A team as large as the machine waits at every barrier for the thread that lost its core.
+    """
+    if not getattr(_ready, "done", False):
+        torch.set_num_threads(max((os.cpu_count() or 1) - 2, 1))
+        _ready.done = True
 
 
 def _loaded_cudart() -> str:

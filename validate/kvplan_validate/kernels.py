@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvplan.dtypes import QUANTISED_GROUP
+from kvplan_validate import fused
 
 
 def partial_attention(query: Tensor, staged: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,9 +46,14 @@ def attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tens
 def host_attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Attention on the CPU over head-major blocks ``[B, KV, n, D]``, in their own dtype.
 
-    The scores are summed in the blocks' dtype by the matrix kernel, the softmax in fp32.
+    bf16 takes torch's fused CPU kernel; for other dtypes two matrix products stream faster. The
+    softmax is in fp32 either way.
     """
     scale = query.shape[-1] ** -0.5
+    if query.dtype == torch.bfloat16:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, 0.0, False, scale=scale
+        )
     shape = query.shape
     flat = (query * scale).reshape(-1, *shape[-2:])
     scores = torch.bmm(flat, keys.reshape(-1, *keys.shape[-2:]).transpose(1, 2)).float()
@@ -85,6 +91,9 @@ def rotate(heads: Tensor, table: Tensor) -> None:
         heads: ``[n, ..., D]``, row i at the position of the table's row i.
         table: ``[n, 2, D / 2]`` or ``[1, 2, D / 2]``.
     """
+    if fused.available and heads.is_cuda and heads.dim() == 4 and heads.shape[0] == table.shape[0]:
+        fused.rotate(heads, table)
+        return
     half = heads.shape[-1] // 2
     shape = (table.shape[0], *(1,) * (heads.dim() - 2), half)
     cos = table[:, 0].reshape(shape).to(heads.dtype)
@@ -114,6 +123,9 @@ def quantise(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 def dequantise(packed: Tensor, scales: Tensor, bits: int, out: Tensor) -> None:
     """Unpack what `quantise` packed into ``out``, of the original shape."""
+    if fused.available and out.is_cuda:
+        fused.dequantise(packed, scales, bits, out)
+        return
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2) if bits == 4 else packed
     group = out.shape[-1] // scales.shape[-2]
     grouped = codes.reshape(*out.shape[:-1], -1, group).to(out.dtype)

@@ -27,21 +27,30 @@ class PinnedPool:
     Args:
         size: bytes.
         pin: whether to register it with CUDA; without a GPU it stays plain memory.
+        wrap: start again from the front when used up: pieces then share memory, which does not
+            matter where only time is measured.
+        tile: bytes to fill the memory with, over and over; None: zeros.
 
     Raises:
         InfeasibleError: the memory cannot be had or cannot be registered.
     """
 
-    def __init__(self, size: int, *, pin: bool | None = None) -> None:
+    def __init__(
+        self, size: int, *, pin: bool | None = None, wrap: bool = False,
+        tile: torch.Tensor | None = None,
+    ) -> None:
         """Map, touch and register the memory."""
+        self.wrap = wrap
         self.size = -(-max(size, ALIGNMENT) // ALIGNMENT) * ALIGNMENT
         self.used = 0
         self.pinned = torch.cuda.is_available() if pin is None else pin
         try:
             self._map = mmap.mmap(-1, self.size)
             self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
-            for begin in range(0, self.size, TOUCH):
-                self.memory[begin : begin + TOUCH].zero_()
+            tile = torch.zeros(TOUCH, dtype=torch.uint8) if tile is None else tile
+            for begin in range(0, self.size, tile.numel()):
+                part = self.memory[begin : begin + tile.numel()]
+                part.copy_(tile[: part.numel()])
         except (OSError, RuntimeError, ValueError) as error:
             raise self._refused(f"could not be allocated ({error})") from None
         if self.pinned:
@@ -61,7 +70,10 @@ class PinnedPool:
             InfeasibleError: the pool is used up.
         """
         begin = self.used
-        end = begin + -(-size // ALIGNMENT) * ALIGNMENT
+        rounded = -(-size // ALIGNMENT) * ALIGNMENT
+        if self.wrap and begin + rounded > self.size >= rounded:
+            begin = 0
+        end = begin + rounded
         if end > self.size:
             short = format_bytes(end - self.size)
             raise InfeasibleError(

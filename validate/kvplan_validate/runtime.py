@@ -410,6 +410,11 @@ class Runtime:
     def synchronise(self) -> None:
         """Wait until everything issued has run; raise what the CPU's part raised."""
         if self.cuda:
+            # A blocking event leaves the core to attention on the host; a plain wait spins.
+            done = torch.cuda.Event(blocking=True)
+            for stream in self.streams.values():
+                done.record(stream)
+                done.synchronize()
             torch.cuda.synchronize()
         self.lane.check()
 

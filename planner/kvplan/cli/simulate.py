@@ -32,23 +32,27 @@ SAME = 1e-9
 """Largest relative distance of two step latencies that are the same."""
 
 
+PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file; - is stdin.")]
+
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
+        help="Another machine. [default: the plan's own]",
+    ),
+]  # fmt: skip
+
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        "--trace", metavar="FILE", rich_help_panel="Output",
+        help="Write three steps as a trace for Perfetto or chrome://tracing.",
+    ),
+]  # fmt: skip
+
+
 def simulate(
-    file: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file; - is stdin.")],
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
-            help="Another machine. [default: the plan's own]",
-        ),
-    ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            "--trace", metavar="FILE", rich_help_panel="Output",
-            help="Write three steps as a trace for Perfetto or chrome://tracing.",
-        ),
-    ] = None,
-    as_json: Json = False,
+    file: PlanFile, gpu: Gpu = None, trace: Trace = None, as_json: Json = False
 ) -> None:  # fmt: skip
     """Run a plan through the simulator: step latency, busy time, memory."""
     check_writable(trace, "--trace")

@@ -1,7 +1,7 @@
 """What a measurement is: a small named object that says what it measures and whether it can here.
 
-    Measurement   key, sentence, can_run(machine), run(machine) -> Measured
-    └── Series    one prepared bench, one `Point` per setting; a setting that fails is recorded
+Measurement   key, sentence, can_run(machine), run(machine) -> Measured
+└── Series    one prepared bench, one `Point` per setting; a setting that fails is recorded
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ A figure is seconds per copy. ``h2d`` is host to GPU, ``d2h`` GPU to host.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 from kvplan_validate.measure import buffers
 from kvplan_validate.measure.base import Sampled, Series, Setting, wall_samples
-from kvplan_validate.measure.machine import Machine, memory_bytes
+from kvplan_validate.measure.machine import Machine
 
 SIZES = tuple(4096 << 2 * n for n in range(10))
 """4 KiB to 1 GiB in steps of four."""
@@ -44,7 +45,7 @@ class Ends:
 @contextmanager
 def ends(machine: Machine, kind: Callable[..., Any], size_bytes: int) -> Iterator[Ends]:
     """Host memory of a kind and GPU memory, of a size or of a quarter of what is free."""
-    size = min(size_bytes, memory_bytes("MemAvailable") // 4, machine.free_hbm_bytes() // 4)
+    size = min(size_bytes, machine.free_dram_bytes() // 4, machine.free_hbm_bytes() // 4)
     torch = machine.torch
     with kind(torch, size) as host:
         gpu = buffers.fill(torch, torch.empty(size, dtype=torch.uint8, device="cuda"))
@@ -233,8 +234,6 @@ def running(machine: Machine, size_bytes: int = 64 << 20) -> Iterator[Callable[[
     Yields:
         A function that gives the bytes per second since it was called last.
     """
-    import threading
-
     cuda, stop, done = machine.torch.cuda, threading.Event(), [0]
 
     def work(both: Ends) -> None:

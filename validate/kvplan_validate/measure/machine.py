@@ -86,6 +86,10 @@ class Machine:
         """GPU memory that is free now."""
         return int(self.torch.cuda.mem_get_info()[0])
 
+    def free_dram_bytes(self) -> int:
+        """Host memory that is available now; 4 GiB where the system does not say."""
+        return memory_bytes("MemAvailable") or 4 << 30
+
     def recover(self) -> None:
         """Free what a failed or finished measurement left behind, and clear its error."""
         gc.collect()
@@ -102,7 +106,7 @@ class Machine:
         facts: dict[str, Any] = {
             "date": datetime.now(UTC).date().isoformat(),
             "cpu": _proc_field("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": usable_cores(),
             "virtual_machine": " hypervisor" in (_proc_field("/proc/cpuinfo", "flags") or ""),
             "dram_bytes": memory_bytes("MemTotal"),
             "system": f"{platform.system()} {platform.release()}",
@@ -122,6 +126,12 @@ class Machine:
             }
             facts |= _smi_facts()
         return facts
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def memory_bytes(name: str) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 _SPIN_CYCLES_PER_S = 2e9
@@ -32,9 +33,9 @@ class GpuTimer:
     """
 
     def __init__(self, torch: Any) -> None:
-        """Raise the clocks of an idle GPU, and make the stream that everything is timed on."""
+        """Raise the clocks of an idle GPU, and make the stream that is timed and a second one."""
         self.torch = torch
-        self.stream = torch.cuda.Stream()
+        self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream()
         busy = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
         end = time.monotonic() + 0.2
         while time.monotonic() < end:
@@ -76,7 +77,12 @@ class GpuTimer:
         return float(start.elapsed_time(end)) * 1e-3
 
     def graph_samples(
-        self, body: Callable[[], None], *, samples: int = 7, gap_s: float = 0.0
+        self,
+        body: Callable[[], None],
+        *,
+        samples: int = 7,
+        gap_s: float = 0.0,
+        launch_s: float = _GRAPH_LAUNCH_S,
     ) -> tuple[float, ...]:
         """GPU seconds of everything ``body`` launches, replayed from one graph.
 
@@ -84,14 +90,15 @@ class GpuTimer:
             body: launches work that may be captured.
             samples: replays that are timed, after one that is not.
             gap_s: idle time before each, so that heat and power budgets recover.
+            launch_s: the CPU needs no longer to launch the graph.
         """
         graph = self.capture(body)
         try:
-            self.spanned(graph.replay)
+            self.spanned(graph.replay, launch_s)
             times = []
             for _ in range(samples):
                 time.sleep(gap_s)
-                times.append(self.spanned(graph.replay))
+                times.append(self.spanned(graph.replay, launch_s))
             return tuple(times)
         finally:
             self.torch.cuda.synchronize()
@@ -124,6 +131,35 @@ class GpuTimer:
 
         times = self.graph_samples(body, samples=samples, gap_s=gap_s)
         return tuple(seconds / count for seconds in times)
+
+    def sustained(
+        self, operation: Callable[[int], Any], *, copies: int, piece_s: float, pieces: int
+    ) -> tuple[float, ...]:
+        """GPU seconds of one operation in the second half of a long burst, one figure per piece.
+
+        Args:
+            operation: launches the operation on buffer number ``i``.
+            copies: how many buffers it rotates over.
+            piece_s: length of one piece, about.
+            pieces: pieces of the burst.
+        """
+        count = self._repetitions(operation, copies, piece_s)
+
+        def body() -> None:
+            for index in range(count):
+                operation(index % copies)
+
+        graph = self.capture(body)
+        marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(pieces + 1)]
+        with self.torch.cuda.stream(self.stream):
+            marks[0].record()
+            for mark in marks[1:]:
+                graph.replay()
+                mark.record()
+        self.torch.cuda.synchronize()
+        graph.reset()
+        times = [a.elapsed_time(b) * 1e-3 / count for a, b in pairwise(marks)]
+        return tuple(float(seconds) for seconds in times[pieces // 2 :])
 
     def _repetitions(self, operation: Callable[[int], Any], copies: int, burst_s: float) -> int:
         """How many operations make a burst: a multiple of ``copies`` where that is not too many."""

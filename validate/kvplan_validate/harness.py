@@ -1,0 +1,176 @@
+"""Run cases and time their steps: predicted beside measured."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvplan.errors import InfeasibleError
+from kvplan.evaluate import Evaluation
+from kvplan.model import ModelSpec
+from kvplan.scenario import Scenario
+from kvplan.units import format_bytes
+from kvplan_validate.decoder import Decoder
+from kvplan_validate.pool import PinnedPool
+from kvplan_validate.runtime import Runtime
+from kvplan_validate.store import Store, layout, piece_bytes
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+TILE = 64 * 2**20
+
+
+@dataclass(slots=True)
+class Bench:
+    """What cases share: one registered pool, one set of weights at a time.
+
+    Args:
+        pool_bytes: host memory to register for cached tokens.
+    """
+
+    pool_bytes: int
+    device: torch.device = field(default_factory=lambda: torch.device(
+        "cuda" if torch.cuda.is_available() else "cpu"))
+    pool: PinnedPool | None = None
+    small: PinnedPool | None = None
+    _model: ModelSpec | None = None
+    _decoder: Decoder | None = None
+
+    def open(self) -> None:
+        """Register host memory, filled with random numbers."""
+        if self.pool is None:
+            tile = torch.randn(TILE // 2, dtype=torch.float32).to(torch.float16)
+            self.pool = PinnedPool(self.pool_bytes, wrap=True, tile=tile.view(torch.uint8))
+            self.small = PinnedPool(512 * 2**20)
+
+    def decoder(self, model: ModelSpec, dtype: str, positions: int) -> Decoder:
+        """Weights of a model; the last model's are kept."""
+        if self._decoder is None or self._model != model:
+            self._decoder = None
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._decoder = Decoder(model, self.device, DTYPES[dtype], positions=positions)
+            self._model = model
+        if self._decoder.rotary.shape[0] < positions:
+            from kvplan_validate import kernels
+
+            dim = model.layers[0].head_dim_k
+            self._decoder.rotary = kernels.rotary_table(positions, dim, 10_000.0, self.device)
+        return self._decoder
+
+    def close(self) -> None:
+        """Give everything back."""
+        for pool in (self.pool, self.small):
+            if pool is not None:
+                pool.close()
+        self.pool = self.small = None
+        self._decoder = None
+
+
+def timing_store(
+    scenario: Scenario, evaluation: Evaluation, pool: PinnedPool, device: torch.device,
+    dtype: torch.dtype,
+) -> Store:
+    """Pieces full of random numbers: right for time, meaningless as text.
+
+    Raises:
+        InfeasibleError: the GPU has no room for what should stay resident.
+    """
+    store = Store(layout(evaluation.allocation, scenario.workload.micro_batches))
+    item = torch.empty(0, dtype=dtype).element_size()
+    batch = scenario.workload.micro_batch
+    for (layer, _, path, _), piece in store.pieces.items():
+        spec = scenario.model.layers[layer]
+        size = piece_bytes(path, spec, piece.count, batch, item)
+        if path in ("resident", "recompute_resident"):
+            shape: tuple[int, ...] = (piece.count, batch, spec.hidden)
+            if path == "resident":
+                shape = (piece.count, batch, 2, spec.kv_heads, spec.head_dim_k)
+            piece.data = _random(shape, device, dtype)
+        elif path == "attend_host":
+            shape = (2, batch, spec.kv_heads, piece.count, spec.head_dim_k)
+            piece.data = pool.take(size).view(dtype).view(shape)
+        else:
+            piece.data = pool.take(size)
+    return store
+
+
+def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, device=device, dtype=dtype).normal_()
+    except torch.cuda.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info()
+        raise InfeasibleError(
+            "hbm", f"the GPU has {format_bytes(free)} of {format_bytes(total)} left",
+            "lower --hbm, the batch or the context",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Measured steps of one case, seconds."""
+
+    samples_s: list[float]
+    busy_s: dict[str, float]
+
+    @property
+    def median_s(self) -> float:
+        """Median step."""
+        return statistics.median(self.samples_s)
+
+
+def run(
+    bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int = 0
+) -> Timing:
+    """Time a plan's steps on this machine.
+
+    Args:
+        bench: pool and weights.
+        scenario: the question.
+        evaluation: the plan.
+        steps: how many; 0 picks as many as take about a second, 7 to 40.
+    """
+    bench.open()
+    assert bench.pool is not None and bench.small is not None
+    bench.pool.reset()
+    bench.small.reset()
+    dtype = scenario.workload.kv_dtype
+    decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
+    store = timing_store(scenario, evaluation, bench.pool, bench.device, DTYPES[dtype])
+    runtime = Runtime(scenario, evaluation, decoder, store, bench.small)
+    try:
+        if evaluation.schedule.mode == "graph":
+            runtime.capture()
+        count = steps or max(7, min(40, int(1.0 / max(evaluation.step_s, 1e-6))))
+        return Timing(timed(runtime, count), {})
+    finally:
+        runtime.synchronise()
+        del runtime, store
+        if bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:
+    """Seconds between the ends of consecutive steps."""
+    import time
+
+    if not runtime.cuda:
+        marks = []
+        for _ in range(count + 1):
+            runtime.step()
+            marks.append(time.perf_counter())
+        return [b - a for a, b in zip(marks, marks[1:], strict=False)]
+    stream: Any = runtime.streams["gpu"]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    with torch.cuda.stream(stream):
+        for _ in range(warm):
+            runtime.step()
+        events[0].record(stream)
+        for event in events[1:]:
+            runtime.step()
+            event.record(stream)
+    runtime.synchronise()
+    return [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)]

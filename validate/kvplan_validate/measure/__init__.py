@@ -1,0 +1,49 @@
+"""Measurements of one machine: the registry, the most important ones first."""
+
+from __future__ import annotations
+
+from kvplan_validate.measure import (
+    attention,
+    copies,
+    dequantise,
+    disk,
+    host,
+    launch,
+    matmul,
+    memory,
+    pinned,
+)
+from kvplan_validate.measure.base import Measured, Measurement, Point, Sampled
+from kvplan_validate.measure.machine import Clock, Machine
+
+REGISTRY: tuple[Measurement, ...] = (
+    copies.Registered(),
+    copies.Latency(),
+    copies.Duplex(),
+    memory.Hbm(),
+    launch.Kernel(),
+    launch.Eager(),
+    launch.Graph(),
+    launch.Fork(),
+    matmul.Linear(),
+    matmul.Rebuild(),
+    attention.TokenMajor(),
+    host.Attention(),
+    host.Call(),
+    host.RoundTrip(),
+    dequantise.Eager(),
+    matmul.Formats(),
+    copies.Pageable(),
+    copies.Eager(),
+    copies.Strided(),
+    copies.Pinned(),
+    disk.Read(),
+    pinned.Limit(),
+    pinned.Allocator(),
+    attention.HeadMajor(),
+    matmul.Sustained(),
+    dequantise.Compiled(),
+)
+"""Every measurement, in the order of running."""
+
+__all__ = ["REGISTRY", "Clock", "Machine", "Measured", "Measurement", "Point", "Sampled"]

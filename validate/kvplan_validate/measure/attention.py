@@ -1,0 +1,127 @@
+"""Decode attention on the GPU: the flash kernel, one query against a run of cached tokens.
+
+Grouped queries are folded into the query's length: ``q [sequences, kv_heads, group, head_dim]``.
+A figure is seconds per kernel; the volume is bytes of K and V, none of them in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvplan_validate.measure import buffers
+from kvplan_validate.measure.base import Sampled, Series, Setting
+from kvplan_validate.measure.machine import Machine
+
+HEAD_DIM = 128
+HEADS = ((32, 1), (8, 4), (4, 7))
+"""KV heads and query heads per KV head: multi-head, and grouped-query of 8B and 7B models."""
+
+SEQUENCES = (16, 1, 64, 4)
+SIZES = tuple(1 << n for n in range(20, 32))
+"""Bytes of K and V: 1 MiB to 2 GiB."""
+
+LEAST_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Shape of one attention: ``[tokens, sequences, 2, kv_heads, head_dim]`` of K and V, fp16."""
+
+    sequences: int
+    kv_heads: int
+    group: int
+    tokens: int
+
+    @property
+    def elements(self) -> int:
+        """Numbers of K and V."""
+        return self.tokens * self.sequences * 2 * self.kv_heads * HEAD_DIM
+
+
+class TokenMajor(Series):
+    """Attention over staged tokens."""
+
+    key = "attention.token_major"
+    sentence = "Flash attention over K and V as they are staged: K and V of a token adjacent."
+    seconds = 12.0
+    sequences: ClassVar[tuple[int, ...]] = SEQUENCES
+    sizes: ClassVar[tuple[int, ...]] = SIZES
+
+    def settings(self, machine: Machine) -> Iterator[Setting]:
+        """Every batch, grouping and size that is a whole number of tokens, 16 or more."""
+        for sequences in self.sequences:
+            for kv_heads, group in HEADS:
+                token_bytes = sequences * 2 * kv_heads * HEAD_DIM * 2
+                for size in self.sizes:
+                    if size >= LEAST_TOKENS * token_bytes:
+                        yield {
+                            "sequences": sequences,
+                            "kv_heads": kv_heads,
+                            "group": group,
+                            "head_dim": HEAD_DIM,
+                            "tokens": size // token_bytes,
+                            "bytes": size,
+                        }
+
+    @contextmanager
+    def _bench(self, machine: Machine) -> Iterator[Any]:
+        yield buffers.pool(machine, max(*self.sizes, 512 << 20))
+
+    def bench(self, machine: Machine) -> AbstractContextManager[Any]:
+        """One pool of random numbers, as large as the largest size."""
+        return self._bench(machine)
+
+    def sample(self, machine: Machine, bench: Any, at: Setting) -> Sampled:
+        """Time one shape."""
+        names = ("sequences", "kv_heads", "group", "tokens")
+        shape = Shape(*(int(at[name]) for name in names))
+        size = 2 * shape.elements
+        if shape.elements > bench.numel():
+            raise MemoryError("not enough GPU memory is free for this size")
+        copies = min(
+            buffers.copies_beyond_l2(machine, size, most=192), bench.numel() // shape.elements
+        )
+        attend = self.attention(machine.torch, bench, shape)
+        times = machine.timer.per_operation(attend, copies=copies, burst_s=1.5e-3, samples=5)
+        return Sampled(samples=times, volume=size)
+
+    def attention(self, torch: Any, pool: Any, shape: Shape) -> Callable[[int], Any]:
+        """A function that launches the kernel on part ``i`` of the pool."""
+        query = torch.randn(
+            (shape.sequences, shape.kv_heads, shape.group, HEAD_DIM),
+            device=pool.device,
+            dtype=pool.dtype,
+        )
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        scale = HEAD_DIM**-0.5
+
+        def attend(index: int) -> Any:
+            part = pool[index * shape.elements : (index + 1) * shape.elements]
+            keys, values = self.views(part, shape)
+            return flash(query, keys, values, 0.0, False, False, scale=scale)[:2]
+
+        return attend
+
+    def views(self, part: Any, shape: Shape) -> tuple[Any, Any]:
+        """K and V ``[sequences, kv_heads, tokens, head_dim]`` of a part of the pool."""
+        staged = part.view(shape.tokens, shape.sequences, 2, shape.kv_heads, HEAD_DIM)
+        keys, values = (staged[:, :, half].permute(1, 2, 0, 3) for half in (0, 1))
+        return keys, values
+
+
+class HeadMajor(TokenMajor):
+    """Attention over tokens that lie head by head."""
+
+    key = "attention.head_major"
+    sentence = "Flash attention over K and V that are contiguous per head, for comparison."
+    seconds = 3.0
+    sequences = (16, 1)
+    sizes = tuple(1 << n for n in range(22, 31, 2))
+
+    def views(self, part: Any, shape: Shape) -> tuple[Any, Any]:
+        """K and V ``[sequences, kv_heads, tokens, head_dim]``, contiguous."""
+        both = part.view(2, shape.sequences, shape.kv_heads, shape.tokens, HEAD_DIM)
+        return both[0], both[1]

@@ -1,0 +1,197 @@
+"""Attention on the CPU: how fast K and V stream, alone and beside copies; and the way there.
+
+Blocks are head-major ``[sequences, kv_heads, tokens, head_dim]``, grouped queries folded into the
+query's length ``[sequences, kv_heads, group, head_dim]``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplan_validate.measure import buffers, copies
+from kvplan_validate.measure.base import Sampled, Series, Setting, wall_samples
+from kvplan_validate.measure.machine import Machine
+
+HEAD_DIM = 128
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+HEADS = {"mha": (32, 1), "gqa": (8, 4)}
+KERNELS = ("bmm", "sdpa")
+SIZE = 512 << 20
+"""Bytes of K and V: more than a cache holds."""
+
+SEQUENCES = 8
+
+
+@dataclass
+class Blocks:
+    """K and V of one dtype at a time, ``size_bytes`` of them."""
+
+    torch: Any
+    size_bytes: int
+    _dtype: str = ""
+    _numbers: Any = field(default=None, repr=False)
+
+    def numbers(self, dtype: str) -> Any:
+        """Random numbers of a dtype; those of another one are freed."""
+        if dtype != self._dtype:
+            self._numbers = None
+            kind = getattr(self.torch, DTYPES[dtype])
+            empty = self.torch.empty(self.size_bytes // kind.itemsize, dtype=kind)
+            self._numbers, self._dtype = buffers.fill(self.torch, empty), dtype
+        return self._numbers
+
+
+class Attention(Series):
+    """Streaming rate of CPU attention."""
+
+    key = "host.attention"
+    sentence = "Attention on the CPU over head-major blocks, alone and while copies run."
+    seconds = 12.0
+    needs = "torch"
+
+    def settings(self, machine: Machine) -> Iterator[Setting]:
+        """Every dtype, grouping and kernel; beside copies where there is a GPU."""
+        for dtype in DTYPES:
+            for heads in HEADS:
+                for kernel in KERNELS:
+                    for beside in ("nothing", "copies")[: 1 + machine.cuda]:
+                        yield {"dtype": dtype, "heads": heads, "kernel": kernel, "beside": beside}
+
+    @contextmanager
+    def _bench(self, machine: Machine) -> Iterator[Blocks]:
+        size = min(SIZE, machine.free_dram_bytes() // 8)
+        while size > 8 << 20 and machine.clock.left_s() < 16 * size / SIZE:
+            size //= 2  # a slow machine or a short budget
+        yield Blocks(machine.torch, size)
+
+    def bench(self, machine: Machine) -> AbstractContextManager[Blocks]:
+        """Blocks that no cache holds."""
+        return self._bench(machine)
+
+    def sample(self, machine: Machine, bench: Blocks, at: Setting) -> Sampled:
+        """Time one kind of attention; beside copies also their rate."""
+        kv_heads, group = HEADS[str(at["heads"])]
+        numbers = bench.numbers(str(at["dtype"]))
+        tokens = numbers.numel() // (2 * SEQUENCES * kv_heads * HEAD_DIM)
+        used = 2 * SEQUENCES * kv_heads * tokens * HEAD_DIM
+        keys, values = numbers[:used].view(2, SEQUENCES, kv_heads, tokens, HEAD_DIM)
+        query = machine.torch.randn(SEQUENCES, kv_heads, group, HEAD_DIM).to(numbers.dtype)
+        attend = attention(machine.torch, str(at["kernel"]), query, keys, values)
+        busy = copies.running(machine) if at["beside"] == "copies" else nullcontext()
+        with busy as rate:
+            if rate is not None:
+                time.sleep(0.02)
+            attend()
+            begun = rate and rate()
+            times = wall_samples(attend, most=7, budget_s=_share(machine, 24), warm=0)
+            notes = {} if begun is None else {"copy_bytes_per_s": rate()}
+        return Sampled(samples=times, volume=used * numbers.itemsize, notes=notes)
+
+
+def _share(machine: Machine, parts: int) -> float:
+    """Seconds for one of so many settings, at most one."""
+    return min(1.0, max(machine.clock.left_s(), 0.1) / parts)
+
+
+def attention(
+    torch: Any, kernel: str, query: Any, keys: Any, values: Any
+) -> Callable[[], tuple[Any, Any]]:
+    """A function that attends on the CPU and returns the output and, for ``bmm``, log-sum-exp."""
+    scale = query.shape[-1] ** -0.5
+    if kernel == "sdpa":
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        return lambda: (sdpa(query, keys, values, scale=scale), None)
+    flat = (query * scale).flatten(0, 1)
+    keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+
+    def attend() -> tuple[Any, Any]:
+        scores = torch.bmm(flat, keys).float()
+        lse = torch.logsumexp(scores, dim=-1)
+        weights = torch.exp(scores - lse[..., None]).to(values.dtype)
+        return torch.bmm(weights, values), lse
+
+    return attend
+
+
+class Call(Series):
+    """Fixed time of one call."""
+
+    key = "host.call"
+    sentence = "Attention on the CPU over 64 tokens that a cache holds: the time of a call."
+    seconds = 0.5
+    needs = "torch"
+    unit = ""
+
+    def settings(self, machine: Machine) -> Iterator[Setting]:
+        """Every dtype and kernel."""
+        for dtype in DTYPES:
+            for kernel in KERNELS:
+                yield {"dtype": dtype, "kernel": kernel, "sequences": 1, "tokens": 64}
+
+    def bench(self, machine: Machine) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
+
+    def sample(self, machine: Machine, bench: None, at: Setting) -> Sampled:
+        """Time one call."""
+        attend = _small(machine.torch, str(at["dtype"]), str(at["kernel"]))[1]
+        return Sampled(samples=wall_samples(attend, most=100, budget_s=0.2, warm=5))
+
+
+def _small(torch: Any, dtype: str, kernel: str) -> tuple[Any, Callable[[], tuple[Any, Any]]]:
+    """A query ``[1, 32, 1, 128]`` and attention over 64 tokens with it."""
+    kind = getattr(torch, DTYPES[dtype])
+    query = torch.randn(1, 32, 1, HEAD_DIM).to(kind)
+    keys, values = torch.randn(2, 1, 32, 64, HEAD_DIM).to(kind)
+    return query, attention(torch, kernel, query, keys, values)
+
+
+class RoundTrip(Series):
+    """From the GPU to the CPU and back."""
+
+    key = "host.round_trip"
+    sentence = (
+        "A query to the host, the CPU waits for it, attends 64 tokens, and a partial result "
+        "goes back."
+    )
+    seconds = 0.5
+    unit = ""
+
+    def settings(self, machine: Machine) -> Iterator[Setting]:
+        """With and without the work of the CPU."""
+        for work in ("attention", "none"):
+            yield {"work": work, "dtype": "fp16", "sequences": 1, "tokens": 64}
+
+    @contextmanager
+    def _bench(self, machine: Machine) -> Iterator[Any]:
+        with buffers.registered(machine.torch, 1 << 20) as host:
+            yield host
+
+    def bench(self, machine: Machine) -> AbstractContextManager[Any]:
+        """Registered memory for the query and the result."""
+        return self._bench(machine)
+
+    def sample(self, machine: Machine, bench: Any, at: Setting) -> Sampled:
+        """Time a round trip on the CPU's clock."""
+        torch, stream = machine.torch, machine.timer.stream
+        query, attend = _small(torch, "fp16", "bmm")
+        size = query.nbytes
+        there = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+        event = torch.cuda.Event()
+
+        def trip() -> None:
+            with torch.cuda.stream(stream):
+                bench[:size].copy_(there[:size], non_blocking=True)
+                event.record()
+                event.synchronize()
+                if at["work"] == "attention":
+                    output, _ = attend()
+                    bench[size : 2 * size].view(output.dtype).copy_(output.view(-1))
+                there[size : 2 * size].copy_(bench[size : 2 * size], non_blocking=True)
+                stream.synchronize()
+
+        return Sampled(samples=wall_samples(trip, most=200, budget_s=0.3, warm=10))

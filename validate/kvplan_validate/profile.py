@@ -1,0 +1,155 @@
+"""Measuring this machine: every measurement in turn, within a time budget.
+
+``run_profile`` gives raw results as a JSON document; `to_toml` makes a hardware profile of them,
+`residuals` says how well its curves fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvplan.errors import InputError
+from kvplan_validate.hardware_document import residuals, to_toml
+from kvplan_validate.measure import REGISTRY, Clock, Machine, Measurement
+from kvplan_validate.measure.base import NO_TIME, reason
+
+RAW_VERSION = 1
+BUDGET_S = 110.0
+
+Progress = Callable[["Step"], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What runs next.
+
+    Args:
+        key: the measurement's.
+        number: its place, from 1.
+        of: how many there are.
+        left_s: about how many seconds all that is left takes.
+    """
+
+    key: str
+    number: int
+    of: int
+    left_s: float
+
+
+def selected(
+    select: Iterable[str] | None, registry: Sequence[Measurement] = REGISTRY
+) -> list[Measurement]:
+    """The measurements that some words name: keys (``copies.duplex``) or modules (``copies``).
+
+    Args:
+        select: the words; None or nothing names all.
+        registry: what there is.
+
+    Raises:
+        InputError: a word that names none.
+
+    >>> [m.key for m in selected(["memory", "launch.fork"])]
+    ['memory.hbm', 'launch.fork']
+    """
+    words = [word.strip() for word in select or () if word.strip()]
+    known = {m.key for m in registry} | {m.key.partition(".")[0] for m in registry}
+    for word in words:
+        if word not in known:
+            near = difflib.get_close_matches(word, known, n=1)
+            modules = ", ".join(sorted(key for key in known if "." not in key))
+            raise InputError("--only", word, f"did you mean {near[0]}?" if near else modules)
+    return [m for m in registry if not words or m.key in words or m.key.partition(".")[0] in words]
+
+
+def run_profile(
+    select: Iterable[str] | None = None,
+    budget_s: float = BUDGET_S,
+    progress: Progress | None = None,
+    *,
+    scratch: str | None = None,
+    registry: Sequence[Measurement] = REGISTRY,
+) -> dict[str, Any]:
+    """Measure this machine.
+
+    Args:
+        select: as in `selected`.
+        budget_s: seconds for everything; measurements without time left are skipped.
+        progress: called before each measurement.
+        scratch: folder on the disk to measure; None takes the system's temporary folder.
+        registry: the measurements there are.
+
+    Returns:
+        The raw results: ``machine`` says where they come from, ``measurements`` holds by key
+        what was measured, or why not. A measurement that fails does not stop the others.
+
+    Raises:
+        InputError: a word of ``select`` names nothing.
+    """
+    begin = time.monotonic()
+    chosen = selected(select, registry)
+    machine = Machine.here(scratch)
+    end = begin + budget_s
+    facts = machine.facts() | {"scratch_free_bytes": _free_bytes(machine)}
+    results: dict[str, Any] = {}
+    waiting = [m for m in chosen if machine_refuses(m, machine) is None]
+    for number, measurement in enumerate(chosen, 1):
+        left_s = end - time.monotonic()
+        weights = sum(m.seconds for m in waiting)
+        if progress is not None:
+            about_s = max(0.0, min(left_s, weights))
+            step = Step(key=measurement.key, number=number, of=len(chosen), left_s=about_s)
+            progress(step)
+        share = measurement.seconds / weights if measurement in waiting else 0.0
+        machine.clock = Clock(time.monotonic() + left_s * share)
+        results[measurement.key] = _result(measurement, machine, left_s)
+        waiting = [m for m in waiting if m is not measurement]
+    return {
+        "kvplan_profile": RAW_VERSION,
+        "machine": facts,
+        "budget_s": budget_s,
+        "took_s": round(time.monotonic() - begin, 3),
+        "measurements": results,
+    }
+
+
+def machine_refuses(measurement: Measurement, machine: Machine) -> str | None:
+    """Why a measurement cannot run; a check that fails is a reason too."""
+    try:
+        return measurement.can_run(machine)
+    except Exception as error:
+        return reason(error)
+
+
+def _free_bytes(machine: Machine) -> int:
+    try:
+        return shutil.disk_usage(machine.scratch).free
+    except OSError:
+        return 0
+
+
+def _result(measurement: Measurement, machine: Machine, left_s: float) -> dict[str, Any]:
+    """One measurement's entry: measured, skipped or failed, and why."""
+    entry: dict[str, Any] = {"sentence": measurement.sentence, "unit": measurement.unit}
+    why = machine_refuses(measurement, machine) or (NO_TIME if left_s <= 0 else None)
+    if why is not None:
+        return entry | {"state": "skipped", "reason": why, "points": []}
+    start = time.monotonic()
+    points: list[dict[str, Any]] = []
+    try:
+        points = measurement.run(machine).document()
+        sampled = [point for point in points if "median" in point]
+        why = None if sampled else points[0]["error"] if points else "nothing to measure here"
+    except Exception as error:
+        why = reason(error)
+    machine.recover()
+    state = "measured" if why is None else "failed"
+    took_s = round(time.monotonic() - start, 3)
+    return entry | {"state": state, "reason": why, "took_s": took_s, "points": points}
+
+
+__all__ = ["Step", "residuals", "run_profile", "selected", "to_toml"]
