@@ -161,10 +161,9 @@ def _flop(figures: Figures) -> dict[str, Any]:
 
 
 def _dequantise(figures: Figures) -> dict[str, Any]:
-    """Rates of the runtime's own unpacking; of compiled kernels where that is missing."""
+    """Rates of the runtime's own unpacking."""
     rates = {
-        dtype: best_rate(figures, "dequantise.eager", "GB/s", dtype=dtype)
-        or best_rate(figures, "dequantise.compiled", "GB/s", dtype=dtype)
+        dtype: best_rate(figures, "dequantise.runtime", "GB/s", dtype=dtype)
         for dtype in ("int8", "int4")
     }
     return {dtype: rate for dtype, rate in rates.items() if rate}

@@ -31,7 +31,7 @@ REGISTRY: tuple[Measurement, ...] = (
     host.Attention(),
     host.Call(),
     host.RoundTrip(),
-    dequantise.Eager(),
+    dequantise.Runtime(),
     matmul.Formats(),
     copies.Pageable(),
     copies.Eager(),
@@ -42,7 +42,6 @@ REGISTRY: tuple[Measurement, ...] = (
     pinned.Allocator(),
     attention.HeadMajor(),
     matmul.Sustained(),
-    dequantise.Compiled(),
 )
 """Every measurement, in the order of running."""
 

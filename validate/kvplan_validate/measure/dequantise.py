@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 from kvplan.dtypes import QUANTISED_GROUP
 from kvplan_validate.measure.base import Sampled, Series, Setting
@@ -15,19 +13,18 @@ from kvplan_validate.measure.machine import Machine
 HEAD_DIM = 128
 
 
-class Eager(Series):
+class Runtime(Series):
     """Unpacking as the runtime does it."""
 
-    key = "dequantise.eager"
-    sentence = "Unpacking blocks of int8 and int4 with the runtime's torch operations."
-    seconds = 1.0
-    method: ClassVar[str] = "eager"
+    key = "dequantise.runtime"
+    sentence = "Unpacking blocks of int8 and int4 with the kernel that the runtime uses."
+    seconds = 3.0
 
     def settings(self, machine: Machine) -> Iterator[Setting]:
         """Both formats, blocks of three sizes."""
         for size in (64 << 20, 256 << 20, 16 << 20):
             for dtype in ("int8", "int4"):
-                yield {"dtype": dtype, "method": self.method, "bytes": size}
+                yield {"dtype": dtype, "bytes": size}
 
     def bench(self, machine: Machine) -> AbstractContextManager[Callable[..., None]]:
         """The runtime's function."""
@@ -55,35 +52,3 @@ def operands(torch: Any, device: str, dtype: str, size_bytes: int) -> tuple[Any,
     packed = torch.randint(0, 256, shape, device=device, dtype=torch.uint8)
     scales = torch.rand(tokens, HEAD_DIM // QUANTISED_GROUP, 2, device=device).to(half)
     return packed, scales, bits, torch.empty(tokens, HEAD_DIM, device=device, dtype=half)
-
-
-class Compiled(Eager):
-    """Unpacking by a compiled kernel."""
-
-    key = "dequantise.compiled"
-    sentence = "The same unpacking, compiled by torch.compile into one kernel."
-    seconds = 15.0
-    method = "compiled"
-
-    def can_run(self, machine: Machine) -> str | None:
-        """Why not: no compiler."""
-        if why := super().can_run(machine):
-            return why
-        if importlib.util.find_spec("triton") is None:
-            return "triton is not installed"
-        if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
-            return "no C compiler, which triton needs"
-        return None
-
-    def settings(self, machine: Machine) -> Iterator[Setting]:
-        """Both formats; each size would be compiled again."""
-        for dtype in ("int8", "int4"):
-            yield {"dtype": dtype, "method": self.method, "bytes": 64 << 20}
-
-    def bench(self, machine: Machine) -> AbstractContextManager[Callable[..., None]]:
-        """The runtime's function, to be compiled on its first call."""
-        if machine.clock.left_s() < self.seconds / 2:
-            raise TimeoutError(f"compiling needs {self.seconds:g} s; raise the budget")
-        from kvplan_validate.kernels import dequantise
-
-        return nullcontext(machine.torch.compile(dequantise, dynamic=False))

@@ -54,19 +54,31 @@ class Attention(Series):
     needs = "torch"
 
     def settings(self, machine: Machine) -> Iterator[Setting]:
-        """Every dtype, grouping and kernel; beside copies where there is a GPU."""
+        """Every dtype, grouping and kernel; beside copies where there is a GPU.
+
+        Beside copies also with two threads less: their threads need cores too.
+        """
+        threads = int(machine.torch.get_num_threads())
+        runs: list[tuple[str, int]] = [("nothing", threads)]
+        if machine.cuda:
+            runs += [("copies", threads), *[("copies", threads - 2)] * (threads > 4)]
         for dtype in DTYPES:
             for heads in HEADS:
                 for kernel in KERNELS:
-                    for beside in ("nothing", "copies")[: 1 + machine.cuda]:
-                        yield {"dtype": dtype, "heads": heads, "kernel": kernel, "beside": beside}
+                    for beside, count in runs:
+                        at = {"dtype": dtype, "heads": heads, "kernel": kernel}
+                        yield {**at, "beside": beside, "threads": count}
 
     @contextmanager
     def _bench(self, machine: Machine) -> Iterator[Blocks]:
         size = min(SIZE, machine.free_dram_bytes() // 8)
         while size > 8 << 20 and machine.clock.left_s() < 16 * size / SIZE:
             size //= 2  # a slow machine or a short budget
-        yield Blocks(machine.torch, size)
+        threads = machine.torch.get_num_threads()
+        try:
+            yield Blocks(machine.torch, size)
+        finally:
+            machine.torch.set_num_threads(threads)
 
     def bench(self, machine: Machine) -> AbstractContextManager[Blocks]:
         """Blocks that no cache holds."""
@@ -81,13 +93,14 @@ class Attention(Series):
         keys, values = numbers[:used].view(2, SEQUENCES, kv_heads, tokens, HEAD_DIM)
         query = machine.torch.randn(SEQUENCES, kv_heads, group, HEAD_DIM).to(numbers.dtype)
         attend = attention(machine.torch, str(at["kernel"]), query, keys, values)
+        machine.torch.set_num_threads(int(at["threads"]))
         busy = copies.running(machine) if at["beside"] == "copies" else nullcontext()
         with busy as rate:
             if rate is not None:
                 time.sleep(0.02)
             attend()
             begun = rate and rate()
-            times = wall_samples(attend, most=7, budget_s=_share(machine, 24), warm=0)
+            times = wall_samples(attend, most=7, budget_s=_share(machine, 36), warm=0)
             notes = {} if begun is None else {"copy_bytes_per_s": rate()}
         return Sampled(samples=times, volume=used * numbers.itemsize, notes=notes)
 
@@ -100,11 +113,14 @@ def _share(machine: Machine, parts: int) -> float:
 def attention(
     torch: Any, kernel: str, query: Any, keys: Any, values: Any
 ) -> Callable[[], tuple[Any, Any]]:
-    """A function that attends on the CPU and returns the output and, for ``bmm``, log-sum-exp."""
+    """A function that attends on the CPU and returns the output and its log-sum-exp.
+
+    ``sdpa`` is torch's fused kernel, ``bmm`` two matrix products around a softmax in fp32.
+    """
     scale = query.shape[-1] ** -0.5
     if kernel == "sdpa":
-        sdpa = torch.nn.functional.scaled_dot_product_attention
-        return lambda: (sdpa(query, keys, values, scale=scale), None)
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return lambda: fused(query, keys, values, 0.0, False, scale=scale)
     flat = (query * scale).flatten(0, 1)
     keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
 
