@@ -23,9 +23,7 @@ def main() -> int:
     parser.add_argument("--raw", help="file to write instead of stdout")
     options = parser.parse_args()
     try:
-        raw = run_profile(
-            options.only.split(","), options.budget, _say, scratch=options.scratch
-        )
+        raw = run_profile(options.only.split(","), options.budget, _say, scratch=options.scratch)
     except KvplanError as error:
         print(error, file=sys.stderr)
         return error.exit_code
