@@ -37,8 +37,13 @@ def test_bytes_are_conserved(judged: tuple[Scenario, Evaluation]) -> None:
     for index, segments in enumerate(plan.allocation):
         spec = scenario.model.layers[index]
         kv, activation = spec.kv_bytes(2), 2 * spec.hidden
-        across = {"fetch": kv, "fetch_disk": kv, "recompute": activation,
-                  "fetch_int8": spec.kv_bytes(1.0625), "fetch_int4": spec.kv_bytes(0.5625)}
+        across = {
+            "fetch": kv,
+            "fetch_disk": kv,
+            "recompute": activation,
+            "fetch_int8": spec.kv_bytes(1.0625),
+            "fetch_int4": spec.kv_bytes(0.5625),
+        }
         for name, tokens in tokens_by_path(segments).items():
             for resource, size in (("h2d", across.get(name, 0.0)),
                                    ("disk", kv if name == "fetch_disk" else 0.0),

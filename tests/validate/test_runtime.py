@@ -31,15 +31,29 @@ def small_model(*, grouped: bool, rope: bool, layers: int = 3) -> ModelSpec:
     hidden, heads, dim, inner = 64, 4, 16, 96
     kv = 2 if grouped else 4
     layer = LayerSpec(
-        hidden=hidden, query_heads=heads, kv_heads=kv, head_dim_k=dim, head_dim_v=dim,
-        intermediate=inner, gated_mlp=rope, rope=rope,
+        hidden=hidden,
+        query_heads=heads,
+        kv_heads=kv,
+        head_dim_k=dim,
+        head_dim_v=dim,
+        intermediate=inner,
+        gated_mlp=rope,
+        rope=rope,
         attention_params=hidden * dim * (2 * heads + 2 * kv) + hidden,
         mlp_params=hidden * inner * (3 if rope else 2) + hidden,
     )
     return ModelSpec(
-        name="small", family="llama", hidden=hidden, vocab=50, embedding_width=hidden,
-        weight_dtype="fp16", layers=(layer,) * layers, embedding_params=50 * hidden,
-        head_params=50 * hidden + hidden, tied=True, source="test",
+        name="small",
+        family="llama",
+        hidden=hidden,
+        vocab=50,
+        embedding_width=hidden,
+        weight_dtype="fp16",
+        layers=(layer,) * layers,
+        embedding_params=50 * hidden,
+        head_params=50 * hidden + hidden,
+        tied=True,
+        source="test",
     )
 
 
@@ -61,25 +75,40 @@ def random_allocation(
         chosen.sort(key=lambda p: (p[1] is None, p[1] or 0, p[0]))
         cuts = sorted(rng.sample(range(1, tokens), k=len(chosen) - 1))
         bounds = [0, *cuts, tokens]
-        result.append(tuple(
-            Segment(bounds[i], bounds[i + 1], path, stage)
-            for i, (path, stage) in enumerate(chosen)
-        ))
+        result.append(
+            tuple(
+                Segment(bounds[i], bounds[i + 1], path, stage)
+                for i, (path, stage) in enumerate(chosen)
+            )
+        )
     return tuple(result)
 
 
 def run_case(
-    seed: int, tmp_path: Path, *, grouped: bool, rope: bool, axis: str, micro_batches: int,
-    stream: bool, paths: list[str], steps: int = 3, dtype: torch.dtype = torch.float32,
+    seed: int,
+    tmp_path: Path,
+    *,
+    grouped: bool,
+    rope: bool,
+    axis: str,
+    micro_batches: int,
+    stream: bool,
+    paths: list[str],
+    steps: int = 3,
+    dtype: torch.dtype = torch.float32,
 ) -> float:
     """Largest relative error of the residual over steps."""
     rng = random.Random(seed)
     model = small_model(grouped=grouped, rope=rope)
     tokens, batch = rng.randint(20, 60), micro_batches * rng.randint(1, 3)
     scenario = Scenario(
-        model=model, hardware=load_hardware("h200"),
+        model=model,
+        hardware=load_hardware("h200"),
         workload=Workload(
-            batch=batch, context=tokens, micro_batches=micro_batches, block=4,
+            batch=batch,
+            context=tokens,
+            micro_batches=micro_batches,
+            block=4,
             schedule=rng.choice(["row", "column"]),
         ),
         budgets=Budgets(disk_bytes=10**9),
@@ -89,7 +118,7 @@ def run_case(
     )
     allocation = random_allocation(rng, tokens, len(model.layers), schedule, paths)
     evaluation = evaluate(scenario, schedule, allocation, [rng.random() for _ in model.layers])
-    device = torch.device("cpu")
+    device = torch.device(device_name)
     decoder = Decoder(model, device, dtype, seed=seed, positions=tokens + steps + 1)
     history = History(
         decoder, [tokens] * len(model.layers), batch // micro_batches, micro_batches, seed
@@ -100,15 +129,18 @@ def run_case(
     fill(store.pieces, model.layers, pool.take, device, history.source())
     to_disk(store, tmp_path / "tokens.bin")
     runtime = Runtime(scenario, evaluation, decoder, store, pool, tail=steps)
+    if capture:
+        runtime.capture()
     worst = 0.0
     for step in range(steps):
         starts = [b.start.clone() for b in runtime.batches]
         runtime.staging.poison()
+        runtime.synchronise()
         runtime.step()
         runtime.synchronise()
         for index, start in enumerate(starts):
             wanted = reference.step(start, index, tokens + step)
-            got = runtime.batches[index].hidden.double()
+            got = runtime.batches[index].hidden.double().cpu()
             worst = max(worst, float((got - wanted).norm() / wanted.norm()))
         runtime.advance()
     store.close()
@@ -133,9 +165,14 @@ def to_disk(store: Store, file: Path) -> None:
 def test_random_exact_plans_equal_float64(seed: int, tmp_path: Path) -> None:
     """All exact paths mixed, both head layouts, axes, schedules; fp32 arithmetic."""
     error = run_case(
-        seed, tmp_path, grouped=bool(seed & 1), rope=bool(seed & 2),
-        axis="token" if seed % 3 else "layer", micro_batches=1 + (seed % 4 == 3),
-        stream=seed % 5 == 4, paths=EXACT,
+        seed,
+        tmp_path,
+        grouped=bool(seed & 1),
+        rope=bool(seed & 2),
+        axis="token" if seed % 3 else "layer",
+        micro_batches=1 + (seed % 4 == 3),
+        stream=seed % 5 == 4,
+        paths=EXACT,
     )
     assert error < 2e-5
 
@@ -143,8 +180,15 @@ def test_random_exact_plans_equal_float64(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_formats_stay_within_their_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
     error = run_case(
-        3, tmp_path, grouped=True, rope=True, axis="token", micro_batches=1, stream=False,
-        paths=EXACT, dtype=dtype,
+        3,
+        tmp_path,
+        grouped=True,
+        rope=True,
+        axis="token",
+        micro_batches=1,
+        stream=False,
+        paths=EXACT,
+        dtype=dtype,
     )
     assert error < (3e-2 if dtype == torch.bfloat16 else 4e-3)
 
@@ -152,7 +196,38 @@ def test_half_formats_stay_within_their_rounding(dtype: torch.dtype, tmp_path: P
 @pytest.mark.parametrize(("path", "bound"), [("fetch_int8", 0.02), ("fetch_int4", 0.3)])
 def test_quantised_paths_are_near(path: str, bound: float, tmp_path: Path) -> None:
     error = run_case(
+        5,
+        tmp_path,
+        grouped=False,
+        rope=True,
+        axis="token",
+        micro_batches=1,
+        stream=False,
+        paths=["resident", path],
+        steps=1,
+    )
+    assert 0 < error < bound
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("capture", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("seed", range(24))
+def test_random_exact_plans_on_a_gpu(seed: int, capture: bool, tmp_path: Path) -> None:
+    """Streams, events, host functions and kernels; fp16 rounding over three layers."""
+    error = run_case(
+        seed, tmp_path, grouped=bool(seed & 1), rope=bool(seed & 2),
+        axis="token" if seed % 3 else "layer", micro_batches=1 + (seed % 4 == 3),
+        stream=seed % 5 == 4, paths=EXACT, dtype=torch.float16, device_name="cuda",
+        steps=1 if capture else 3, capture=capture,
+    )
+    assert error < 4e-3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("path", "bound"), [("fetch_int8", 0.02), ("fetch_int4", 0.3)])
+def test_quantised_paths_on_a_gpu(path: str, bound: float, tmp_path: Path) -> None:
+    error = run_case(
         5, tmp_path, grouped=False, rope=True, axis="token", micro_batches=1, stream=False,
-        paths=["resident", path], steps=1,
+        paths=["resident", path], steps=1, dtype=torch.float16, device_name="cuda",
     )
     assert 0 < error < bound

@@ -70,21 +70,30 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             model=load_model(self.model),
             hardware=hardware,
             workload=Workload(
-                batch=self.batch, context=units.parse_tokens(self.context, "context"),
-                gen=self.gen, kv_dtype=self.kv_dtype, block=self.block,
-                micro_batches=self.micro_batches, schedule=self.schedule,
+                batch=self.batch,
+                context=units.parse_tokens(self.context, "context"),
+                gen=self.gen,
+                kv_dtype=self.kv_dtype,
+                block=self.block,
+                micro_batches=self.micro_batches,
+                schedule=self.schedule,
             ),
             budgets=Budgets(
-                hbm_bytes=_size(self.hbm, "hbm"), utilisation=self.utilisation,
-                dram_bytes=_size(self.dram, "dram"), pinned_bytes=_size(self.pinned, "pinned"),
+                hbm_bytes=_size(self.hbm, "hbm"),
+                utilisation=self.utilisation,
+                dram_bytes=_size(self.dram, "dram"),
+                pinned_bytes=_size(self.pinned, "pinned"),
                 disk_bytes=_size(self.disk, "disk") or 0,
             ),
             options=Options(
-                paths=None if self.paths is None else tuple(self.paths), allow=allow,
+                paths=None if self.paths is None else tuple(self.paths),
+                allow=allow,
                 axes=("token", "layer") if self.axis is None else (self.axis,),
                 stages=tuple(range(4, 9)) if self.stages is None else (self.stages,),
                 queue_depths=(2, 3, 4) if self.queue_depth is None else (self.queue_depth,),
-                boundary=self.boundary, mode=self.mode, weights=self.weights,
+                boundary=self.boundary,
+                mode=self.mode,
+                weights=self.weights,
             ),
         )
 
@@ -97,8 +106,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """
         if self.force is not None:
             schedule = Schedule(
-                axis=self.axis or "token", stages=self.stages or 4,
-                queue_depth=self.queue_depth or 3, boundary=self.boundary, mode=self.mode,
+                axis=self.axis or "token",
+                stages=self.stages or 4,
+                queue_depth=self.queue_depth or 3,
+                boundary=self.boundary,
+                mode=self.mode,
             )
             shares = {path: share for path, share in self.force.items() if share > 0}
             return _fits(forced(scenario, schedule, shares))
@@ -158,5 +170,3 @@ def _combined(grid: dict[str, Any]) -> list[dict[str, Any]]:
         choices = value if isinstance(value, list) and key not in LIST_VALUED else [value]
         combined = [{**fields, key: choice} for fields in combined for choice in choices]
     return combined
-
-

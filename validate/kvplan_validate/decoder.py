@@ -66,7 +66,12 @@ class Decoder:
     """
 
     def __init__(
-        self, model: ModelSpec, device: torch.device, dtype: torch.dtype, *, seed: int = 0,
+        self,
+        model: ModelSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        seed: int = 0,
         positions: int = 4096,
     ) -> None:
         """Draw the weights."""

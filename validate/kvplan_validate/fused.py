@@ -27,8 +27,14 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _dequantise(
-        packed: Any, scales: Any, out: Any, rows: Any, dim: tl.constexpr, group: tl.constexpr,
-        bits: tl.constexpr, block: tl.constexpr,
+        packed: Any,
+        scales: Any,
+        out: Any,
+        rows: Any,
+        dim: tl.constexpr,
+        group: tl.constexpr,
+        bits: tl.constexpr,
+        block: tl.constexpr,
     ) -> None:
         row = tl.program_id(0) * block + tl.arange(0, block)[:, None]
         column = tl.arange(0, dim)[None, :]
@@ -44,8 +50,16 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _rotate(
-        heads: Any, table: Any, rows: Any, batch: Any, kv: Any, stride_n: Any, stride_b: Any,
-        stride_k: Any, dim: tl.constexpr, block: tl.constexpr,
+        heads: Any,
+        table: Any,
+        rows: Any,
+        batch: Any,
+        kv: Any,
+        stride_n: Any,
+        stride_b: Any,
+        stride_k: Any,
+        dim: tl.constexpr,
+        block: tl.constexpr,
     ) -> None:
         half: tl.constexpr = dim // 2
         row = tl.program_id(0) * block + tl.arange(0, block)[:, None]

@@ -151,12 +151,11 @@ def _flop(figures: Figures) -> dict[str, Any]:
     }
     rebuild = best_rate(figures, "matmul.rebuild", "TFLOP/s", dtype="fp16")
     half = [rate for rate in (rates["fp16"], rebuild) if rate]
-    rates["fp16"] = max(half, key=lambda rate: float(rate["value"]), default=None)
-    if rates["fp16"] is None:
-        rates["fp16"] = assumed(50, "TFLOP/s", STAND_IN)
+    best = max(half, key=lambda rate: float(rate["value"]), default=None)
+    rates["fp16"] = best or assumed(50, "TFLOP/s", STAND_IN)
     if rates["bf16"] is None:
         rule = "the fp16 rate: tensor cores run both alike"
-        rates["bf16"] = assumed(rates["fp16"]["value"], "TFLOP/s", rule)
+        rates["bf16"] = assumed(float(rates["fp16"]["value"]), "TFLOP/s", rule)
     return {dtype: rate for dtype, rate in rates.items() if rate}
 
 

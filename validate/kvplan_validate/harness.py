@@ -32,8 +32,9 @@ class Bench:
     """
 
     pool_bytes: int
-    device: torch.device = field(default_factory=lambda: torch.device(
-        "cuda" if torch.cuda.is_available() else "cpu"))
+    device: torch.device = field(
+        default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    )
     pool: PinnedPool | None = None
     small: PinnedPool | None = None
     _model: ModelSpec | None = None
@@ -71,7 +72,10 @@ class Bench:
 
 
 def timing_store(
-    scenario: Scenario, evaluation: Evaluation, pool: PinnedPool, device: torch.device,
+    scenario: Scenario,
+    evaluation: Evaluation,
+    pool: PinnedPool,
+    device: torch.device,
     dtype: torch.dtype,
 ) -> Store:
     """Pieces full of random numbers: right for time, meaningless as text.
@@ -104,7 +108,8 @@ def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) ->
     except torch.cuda.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info()
         raise InfeasibleError(
-            "hbm", f"the GPU has {format_bytes(free)} of {format_bytes(total)} left",
+            "hbm",
+            f"the GPU has {format_bytes(free)} of {format_bytes(total)} left",
             "lower --hbm, the batch or the context",
         ) from None
 
@@ -122,9 +127,7 @@ class Timing:
         return statistics.median(self.samples_s)
 
 
-def run(
-    bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int = 0
-) -> Timing:
+def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int = 0) -> Timing:
     """Time a plan's steps on this machine.
 
     Args:

@@ -98,8 +98,11 @@ class _Mapped:
         kinds = {torch.float16: "<f2", torch.float32: "<f4", torch.uint8: "|u1"}
         kind = kinds.get(tensor.dtype, "<f2")
         self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape), "typestr": kind, "data": (tensor.data_ptr(), False),
-            "version": 3, "strides": None,
+            "shape": tuple(tensor.shape),
+            "typestr": kind,
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+            "strides": None,
         }
 
 

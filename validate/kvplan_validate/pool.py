@@ -36,7 +36,11 @@ class PinnedPool:
     """
 
     def __init__(
-        self, size: int, *, pin: bool | None = None, wrap: bool = False,
+        self,
+        size: int,
+        *,
+        pin: bool | None = None,
+        wrap: bool = False,
         tile: torch.Tensor | None = None,
     ) -> None:
         """Map, touch and register the memory."""

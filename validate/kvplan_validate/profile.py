@@ -96,18 +96,21 @@ def run_profile(
     end = begin + budget_s
     facts = machine.facts() | {"scratch_free_bytes": _free_bytes(machine)}
     results: dict[str, Any] = {}
-    waiting = [m for m in chosen if machine_refuses(m, machine) is None]
-    for number, measurement in enumerate(chosen, 1):
+    refused = {m.key: machine_refuses(m, machine) for m in chosen}
+    waiting = [m for m in chosen if refused[m.key] is None]
+    runs = len(waiting)
+    for measurement in chosen:
         left_s = end - time.monotonic()
-        weights = sum(m.seconds for m in waiting)
-        if progress is not None:
-            about_s = max(0.0, min(left_s, weights))
-            step = Step(key=measurement.key, number=number, of=len(chosen), left_s=about_s)
-            progress(step)
-        share = measurement.seconds / weights if measurement in waiting else 0.0
-        machine.clock = Clock(time.monotonic() + left_s * share)
-        results[measurement.key] = _result(measurement, machine, left_s)
-        waiting = [m for m in waiting if m is not measurement]
+        why = refused[measurement.key] or (NO_TIME if left_s <= 0 else None)
+        if why is None:
+            weights = sum(m.seconds for m in waiting)
+            if progress is not None:
+                number = runs - len(waiting) + 1
+                about_s = min(left_s, weights)
+                progress(Step(key=measurement.key, number=number, of=runs, left_s=about_s))
+            machine.clock = Clock(time.monotonic() + left_s * measurement.seconds / weights)
+            waiting.remove(measurement)
+        results[measurement.key] = _result(measurement, machine, why)
     return {
         "kvplan_profile": RAW_VERSION,
         "machine": facts,
@@ -132,10 +135,9 @@ def _free_bytes(machine: Machine) -> int:
         return 0
 
 
-def _result(measurement: Measurement, machine: Machine, left_s: float) -> dict[str, Any]:
-    """One measurement's entry: measured, skipped or failed, and why."""
+def _result(measurement: Measurement, machine: Machine, why: str | None) -> dict[str, Any]:
+    """One measurement's entry: measured; or skipped because of ``why``; or failed, and why."""
     entry: dict[str, Any] = {"sentence": measurement.sentence, "unit": measurement.unit}
-    why = machine_refuses(measurement, machine) or (NO_TIME if left_s <= 0 else None)
     if why is not None:
         return entry | {"state": "skipped", "reason": why, "points": []}
     start = time.monotonic()

@@ -53,11 +53,12 @@ def row(where: str, points: Sequence[Mapping[str, Any]], unit: str) -> list[str]
     sampled = [point for point in points if "median" in point]
     errors = [point["error"] for point in points if "median" not in point]
     missing = f"{len(errors)} of {len(points)} missing ({errors[0]})" if errors else ""
-    place = "; ".join(filter(None, [where, missing]))
     if not sampled:
-        return [place, "", "", ""]
+        return ["; ".join(filter(None, [where, missing])), "", "", ""]
     ends = [sampled[0], sampled[-1]] if len(sampled) > 1 else sampled
     medians = " … ".join(_median(point) for point in ends)
+    volumes = " … ".join(filter(None, map(_volume, ends)))
+    place = "; ".join(filter(None, [", ".join(filter(None, [where, volumes])), missing]))
     rates = [point["volume_per_s"] for point in sampled if "volume_per_s" in point]
     best = _rate(max(rates), unit) if rates and unit else ""
     return [place, medians, best, f"{100 * max(point['spread'] for point in sampled):.1f} %"]
@@ -65,12 +66,14 @@ def row(where: str, points: Sequence[Mapping[str, Any]], unit: str) -> list[str]
 
 def _median(point: Mapping[str, Any]) -> str:
     middle = float(point["median"])
-    text = format_seconds(middle) if point["unit"] == "s" else format_bytes(middle)
-    volumes = [point["at"][name] for name in ("bytes", "tokens") if name in point["at"]]
-    if not volumes:
-        return text
-    volume = format_bytes(volumes[0]) if "bytes" in point["at"] else f"{volumes[0]} tokens"
-    return f"{volume}: {text}"
+    return format_seconds(middle) if point["unit"] == "s" else format_bytes(middle)
+
+
+def _volume(point: Mapping[str, Any]) -> str:
+    at = point["at"]
+    if "bytes" in at:
+        return format_bytes(at["bytes"])
+    return f"{at['tokens']} tokens" if "tokens" in at else ""
 
 
 def _rate(rate: float, unit: str) -> str:

@@ -36,7 +36,12 @@ class History:
                 activations = torch.empty(shape, device=decoder.device, dtype=decoder.dtype)
                 activations.normal_(generator=generator)
                 kept = torch.empty(
-                    count, batch, 2, spec.kv_heads, spec.head_dim_k, device=decoder.device,
+                    count,
+                    batch,
+                    2,
+                    spec.kv_heads,
+                    spec.head_dim_k,
+                    device=decoder.device,
                     dtype=decoder.dtype,
                 )
                 decoder.rebuild(layer, activations, kept, 0)
@@ -66,7 +71,11 @@ class Reference:
         """Copy weights and tokens to float64; K and V are taken as stored."""
         self.decoder = decoder
         self.layers = [
-            {name: _double(getattr(layer, name)) for name in LayerWeights.__slots__ if name != "spec"}
+            {
+                name: _double(getattr(layer, name))
+                for name in LayerWeights.__slots__
+                if name != "spec"
+            }
             for layer in decoder.layers
         ]
         self.head = decoder.head.detach().cpu().double()
@@ -123,5 +132,3 @@ def _attend(query: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
     scores = torch.matmul(query * query.shape[-1] ** -0.5, keys.transpose(-1, -2))
     lse = torch.logsumexp(scores, dim=-1)
     return torch.matmul(torch.exp(scores - lse[..., None]), values), lse
-
-

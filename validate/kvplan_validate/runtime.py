@@ -77,12 +77,21 @@ class Runtime:
     """
 
     def __init__(
-        self, scenario: Scenario, evaluation: Evaluation, decoder: Decoder, store: Store,
-        pool: PinnedPool, *, tail: int = 1,
+        self,
+        scenario: Scenario,
+        evaluation: Evaluation,
+        decoder: Decoder,
+        store: Store,
+        pool: PinnedPool,
+        *,
+        tail: int = 1,
     ) -> None:
         """Allocate buffers and make every operation ready."""
         self.scenario, self.evaluation, self.decoder, self.store = (
-            scenario, evaluation, decoder, store,
+            scenario,
+            evaluation,
+            decoder,
+            store,
         )
         self.pool, self.lane = pool, HostLane()
         self.batch = scenario.workload.micro_batch
@@ -115,8 +124,15 @@ class Runtime:
         """New tokens of every layer and micro-batch, in HBM."""
         return [
             [
-                torch.zeros(most, self.batch, 2, layer.spec.kv_heads, layer.spec.head_dim_k,
-                            device=self.decoder.device, dtype=self.decoder.dtype)
+                torch.zeros(
+                    most,
+                    self.batch,
+                    2,
+                    layer.spec.kv_heads,
+                    layer.spec.head_dim_k,
+                    device=self.decoder.device,
+                    dtype=self.decoder.dtype,
+                )
                 for _ in self.batches
             ]
             for layer in self.decoder.layers

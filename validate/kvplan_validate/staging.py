@@ -83,17 +83,15 @@ class Staging:
 
     def _counts(self, evaluation: Evaluation, operation: Operation) -> dict[str, int]:
         variables = evaluation.graph.variables
-        return {
-            variables[v].path: round(evaluation.values[v])
-            for v in operation.variables
-        }
+        return {variables[v].path: round(evaluation.values[v]) for v in operation.variables}
 
     def _bytes(self, layer: int, counts: dict[str, int]) -> int:
         spec = self.decoder.layers[layer].spec
         staged = sum(counts.values()) * self.batch * spec.kv_elements * self.item
         beside = sum(
             _aligned(piece_bytes(path, spec, n, self.batch, self.item))
-            for path, n in counts.items() if _beside(path)
+            for path, n in counts.items()
+            if _beside(path)
         )
         return _aligned(staged) + beside
 
@@ -136,9 +134,11 @@ class Staging:
     def largest(self, path: str) -> int:
         """Bytes of the largest piece of a path."""
         sizes = [
-            piece_bytes(path, self.decoder.layers[layer].spec, stage.counts[path], self.batch,
-                        self.item)
-            for (layer, _, _), stage in self.stages.items() if path in stage.counts
+            piece_bytes(
+                path, self.decoder.layers[layer].spec, stage.counts[path], self.batch, self.item
+            )
+            for (layer, _, _), stage in self.stages.items()
+            if path in stage.counts
         ]
         return max(sizes, default=0)
 

@@ -63,7 +63,9 @@ def piece_bytes(path: str, spec: LayerSpec, count: int, batch: int, item: int) -
     return elements * item
 
 
-def unpack(path: str, spec: LayerSpec, flat: Tensor, count: int, batch: int) -> tuple[Tensor, Tensor]:
+def unpack(
+    path: str, spec: LayerSpec, flat: Tensor, count: int, batch: int
+) -> tuple[Tensor, Tensor]:
     """Codes and scales of a quantised piece's bytes."""
     bits, group = BITS[path], min(QUANTISED_GROUP, spec.head_dim_k)
     width = spec.head_dim_k * bits // 8
@@ -109,7 +111,8 @@ def layout(allocation: Allocation, micro_batches: int) -> dict[Key, Piece]:
                 key = (layer, segment.stage, segment.path, micro_batch)
                 if key in pieces:
                     raise InputError(
-                        f"decision.layers[{layer}] {segment.path}", segment.begin,
+                        f"decision.layers[{layer}] {segment.path}",
+                        segment.begin,
                         "one run of tokens per path and stage",
                     )
                 pieces[key] = Piece(segment.begin, segment.tokens)
@@ -121,8 +124,11 @@ Source = Callable[[int, int, int, int], tuple[Tensor, Tensor]]
 
 
 def fill(
-    pieces: Mapping[Key, Piece], specs: tuple[LayerSpec, ...], take: Callable[[int], Tensor],
-    device: torch.device, source: Source,
+    pieces: Mapping[Key, Piece],
+    specs: tuple[LayerSpec, ...],
+    take: Callable[[int], Tensor],
+    device: torch.device,
+    source: Source,
 ) -> None:
     """Store real tokens in every piece (but those on disk keep their bytes in ``data`` too).
 

@@ -70,7 +70,12 @@ class StreamedWeights:
             part.copy_(self.host[layer][name], non_blocking=True)
 
     def product(
-        self, layer: int, name: str, rows: Tensor, visit: int, residual: Tensor | None = None,
+        self,
+        layer: int,
+        name: str,
+        rows: Tensor,
+        visit: int,
+        residual: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
         """``rows @ W.T`` with the rows of W in HBM and those just streamed side by side.

@@ -6,7 +6,6 @@ query's length ``[sequences, kv_heads, group, head_dim]``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -94,14 +93,15 @@ class Attention(Series):
         query = machine.torch.randn(SEQUENCES, kv_heads, group, HEAD_DIM).to(numbers.dtype)
         attend = attention(machine.torch, str(at["kernel"]), query, keys, values)
         machine.torch.set_num_threads(int(at["threads"]))
-        busy = copies.running(machine) if at["beside"] == "copies" else nullcontext()
+        busy: AbstractContextManager[Callable[[], float] | None] = (
+            copies.running(machine) if at["beside"] == "copies" else nullcontext()
+        )
         with busy as rate:
-            if rate is not None:
-                time.sleep(0.02)
             attend()
-            begun = rate and rate()
+            if rate is not None:
+                rate()
             times = wall_samples(attend, most=7, budget_s=_share(machine, 36), warm=0)
-            notes = {} if begun is None else {"copy_bytes_per_s": rate()}
+            notes = {} if rate is None else {"copy_bytes_per_s": rate()}
         return Sampled(samples=times, volume=used * numbers.itemsize, notes=notes)
 
 

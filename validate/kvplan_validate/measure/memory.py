@@ -37,11 +37,12 @@ class Hbm(Series):
     def sample(self, machine: Machine, bench: Any, at: Setting) -> Sampled:
         """Time one kernel."""
         torch = machine.torch
-        to = torch.empty_like(bench) if at["operation"] == "copy" else None
+        copies = at["operation"] == "copy"
+        to = torch.empty_like(bench if copies else bench[:1])
         launch: dict[str, Callable[[int], Any]] = {
             "sum": lambda index: torch.sum(bench),
             "max": lambda index: torch.amax(bench),
             "copy": lambda index: to.copy_(bench),
         }
         times = machine.timer.per_operation(launch[str(at["operation"])], burst_s=3e-3)
-        return Sampled(samples=times, volume=bench.nbytes * (2 if to is not None else 1))
+        return Sampled(samples=times, volume=bench.nbytes * (2 if copies else 1))

@@ -42,7 +42,8 @@ class Limit(Measurement):
 
     def run(self, machine: Machine) -> Measured:
         """Touch and register step by step; everything is freed again."""
-        torch, held, why = machine.torch, [], ""
+        torch, why = machine.torch, ""
+        held: list[Any] = []
         times: dict[str, list[float]] = {"touch": [], "register": []}
         most = min(MOST, memory_bytes("MemAvailable") // 2)
         try:
@@ -70,7 +71,7 @@ class Limit(Measurement):
 
 def _times(times: dict[str, list[float]]) -> Iterator[Point]:
     for action, samples in times.items():
-        at = {"action": action, "bytes": STEP}
+        at: Setting = {"action": action, "bytes": STEP}
         if samples:
             yield Point(at=at, sampled=Sampled(samples=tuple(samples), volume=STEP))
         else:

@@ -1,0 +1,123 @@
+"""Validation results: one JSON file per run, written after every case, resumable."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvplan.errors import InputError
+from kvplan.plan_file import write_text
+from kvplan_validate.cases import Case
+
+VERSION = "1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One case: what was predicted and what was measured; or why there is nothing to show.
+
+    Args:
+        case: the case's keys.
+        strategy: what ran: ``forced``, a baseline's name, or ``solve``.
+        predicted_s: simulated step, seconds.
+        measured_s: median measured step, seconds.
+        samples_s: measured steps, seconds.
+        error: predicted over measured, less one.
+        floor_s: bytes over the link's rate for large copies, seconds.
+        busy_s: predicted seconds per resource.
+        decision: axis, stages, queue depth and share of tokens per path.
+        reason: why the case did not run.
+    """
+
+    case: dict[str, Any]
+    strategy: str
+    predicted_s: float | None = None
+    measured_s: float | None = None
+    samples_s: list[float] = field(default_factory=list)
+    error: float | None = None
+    floor_s: float | None = None
+    busy_s: dict[str, float] = field(default_factory=dict)
+    decision: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+
+
+def case_key(case: dict[str, Any]) -> str:
+    """What tells cases apart."""
+    return json.dumps(case, sort_keys=True)
+
+
+def case_fields(case: Case) -> dict[str, Any]:
+    """The keys of a case that were given."""
+    defaults = Case(model=case.model)
+    fields = msgspec.structs.asdict(case)
+    return {
+        name: value
+        for name, value in fields.items()
+        if name == "model" or value != getattr(defaults, name)
+    }
+
+
+class ResultFile:
+    """Results on disk; every added case is saved at once.
+
+    Args:
+        path: where; None keeps them in memory.
+        provenance: machine, versions, profile; a file of another profile is refused.
+    """
+
+    def __init__(self, path: str | Path | None, provenance: dict[str, Any]) -> None:
+        """Read what an earlier run left."""
+        self.path, self.provenance = (Path(path) if path else None), provenance
+        self.results: list[dict[str, Any]] = []
+        if self.path is not None and self.path.exists():
+            self._resume(self.path)
+
+    def _resume(self, path: Path) -> None:
+        try:
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+            results, kept = earlier["results"], earlier["provenance"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError("-o", str(path), f"a results file or a new one ({error})") from None
+        if kept.get("profile_digest") != self.provenance.get("profile_digest"):
+            raise InputError(
+                "-o", str(path), "a new file: this one was made with another hardware profile"
+            )
+        self.results = [r for r in results if r.get("measured_s") is not None]
+
+    def done(self) -> set[str]:
+        """Keys of the cases that have a measurement."""
+        return {case_key(result["case"]) for result in self.results}
+
+    def add(self, result: Result) -> None:
+        """Keep a result and save the file."""
+        self.results.append(asdict(result))
+        if self.path is not None:
+            write_text(self.path, self.text())
+
+    def text(self) -> str:
+        """The whole document."""
+        document = {
+            "kvplan_validation": VERSION,
+            "provenance": self.provenance,
+            "summary": summary(self.results),
+            "results": self.results,
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median, 95th percentile and worst absolute error over measured cases."""
+    errors = sorted(abs(r["error"]) for r in results if r.get("error") is not None)
+    if not errors:
+        return {"cases": 0}
+    return {
+        "cases": len(errors),
+        "median_error": statistics.median(errors),
+        "p95_error": errors[min(int(0.95 * len(errors)), len(errors) - 1)],
+        "worst_error": errors[-1],
+    }

@@ -1,0 +1,159 @@
+"""Run a grid of cases and show predicted beside measured."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kvplan
+from kvplan.allocation import tokens_by_path
+from kvplan.errors import KvplanError
+from kvplan.evaluate import Evaluation
+from kvplan.hardware import HardwareProfile
+from kvplan_validate.cases import Case
+from kvplan_validate.harness import Bench, run
+from kvplan_validate.results import Result, ResultFile, case_fields, case_key
+
+Show = Callable[[str], None]
+
+
+def provenance(hardware: HardwareProfile) -> dict[str, Any]:
+    """Machine, versions and profile of a run."""
+    card = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none (CPU)"
+    return {
+        "card": card,
+        "driver": _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "link": _asked(
+            "nvidia-smi",
+            "--query-gpu=pcie.link.gen.max,pcie.link.width.max",
+            "--format=csv,noheader",
+        ),
+        "cpu": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "kvplan": kvplan.__version__,
+        "commit": _asked("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "profile": hardware.name,
+        "profile_digest": hardware.digest,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _asked(*command: str) -> str | None:
+    """First line that a command prints, or None."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
+
+
+def ordered(cases: Sequence[Case]) -> list[Case]:
+    """Cases of one model together, so that its weights are drawn once."""
+    models = list(dict.fromkeys(case.model for case in cases))
+    return sorted(cases, key=lambda case: models.index(case.model))
+
+
+def validate(
+    cases: Sequence[Case],
+    hardware: HardwareProfile,
+    results: ResultFile,
+    *,
+    pool_bytes: int,
+    show: Show,
+    budget_s: float | None = None,
+) -> ResultFile:
+    """Run every case that has no result yet.
+
+    Args:
+        cases: what to run.
+        hardware: profile to predict with.
+        results: where results go.
+        pool_bytes: host memory to register.
+        show: takes one line per case.
+        budget_s: stop starting cases after this long.
+    """
+    done = results.done()
+    todo = [case for case in ordered(cases) if case_key(case_fields(case)) not in done]
+    bench = Bench(pool_bytes)
+    begun = time.monotonic()
+    try:
+        for number, case in enumerate(todo):
+            spent = time.monotonic() - begun
+            if budget_s is not None and spent > budget_s:
+                show(f"{len(todo) - number} cases left when {budget_s:.0f} s were over")
+                break
+            left = spent / number * (len(todo) - number) if number else 0.0
+            result = run_case(bench, case, hardware)
+            results.add(result)
+            show(f"[{number + 1}/{len(todo)}, {left:.0f} s left] {line(result)}")
+    finally:
+        bench.close()
+    return results
+
+
+def run_case(bench: Bench, case: Case, hardware: HardwareProfile) -> Result:
+    """Plan, predict and time one case; a case that cannot run keeps its reason."""
+    strategy = "forced" if case.force else case.baseline or "solve"
+    fields = case_fields(case)
+    try:
+        scenario = case.scenario(hardware)
+        evaluation = case.plan(scenario)
+        timing = run(bench, scenario, evaluation)
+    except (KvplanError, torch.cuda.OutOfMemoryError) as error:
+        torch.cuda.empty_cache()
+        return Result(fields, strategy, reason=" ".join(str(error).split())[:300])
+    moved = evaluation.graph.link_bytes(evaluation.values).get("h2d", 0.0)
+    return Result(
+        case=fields,
+        strategy=strategy,
+        predicted_s=evaluation.step_s,
+        measured_s=timing.median_s,
+        samples_s=timing.samples_s,
+        error=evaluation.step_s / timing.median_s - 1.0,
+        floor_s=moved / hardware.h2d.copy.rate(),
+        busy_s=dict(evaluation.simulation.busy_s),
+        decision=decision(evaluation),
+    )
+
+
+def decision(evaluation: Evaluation) -> dict[str, Any]:
+    """Schedule and share of tokens per path."""
+    total: dict[str, int] = {}
+    for segments in evaluation.allocation:
+        for path, tokens in tokens_by_path(segments).items():
+            total[path] = total.get(path, 0) + tokens
+    everything = sum(total.values())
+    schedule = evaluation.schedule
+    return {
+        "axis": schedule.axis,
+        "stages": schedule.stages,
+        "queue_depth": schedule.queue_depth,
+        "boundary": schedule.boundary,
+        "shares": {path: tokens / everything for path, tokens in sorted(total.items())},
+    }
+
+
+def line(result: Result) -> str:
+    """One case in one line."""
+    case = result.case
+    what = f"{case['model']} b{case.get('batch', 32)} s{case.get('context', 4096)}"
+    if result.measured_s is None or result.predicted_s is None or result.error is None:
+        return f"{what} {result.strategy}: not run: {result.reason}"
+    shares = ", ".join(
+        f"{path} {share:.0%}" for path, share in result.decision.get("shares", {}).items()
+    )
+    return (
+        f"{what} {case.get('mode', 'graph')} {result.strategy} ({shares}; "
+        f"S{result.decision['stages']} Q{result.decision['queue_depth']}): predicted "
+        f"{result.predicted_s * 1e3:.2f} ms, measured {result.measured_s * 1e3:.2f} ms, "
+        f"{result.error:+.1%}"
+    )
