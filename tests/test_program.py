@@ -189,7 +189,7 @@ def test_one_run_of_layers_stands_for_all(boundary: str, mode: str) -> None:
             statement = program.state(graph, tight(graph, share), relaxed=relaxed,
                                       block=scenario.workload.block)  # fmt: skip
             solution = program.solve(statement)
-            return solution and solution.step_s
+            return None if solution is None else solution.step_s
 
         unit, whole = optimum(run), optimum(None)
         assert (unit is None) == (whole is None)

@@ -56,7 +56,7 @@ def check_against_play(graph: StepGraph, values: Sequence[float]) -> None:
         assert mean == pytest.approx(period, rel=1e-9)
 
 
-@examples(300)
+@examples(200)
 @given(graphs())
 def test_period_is_that_of_plain_play(drawn: tuple[StepGraph, list[float]]) -> None:
     check_against_play(*drawn)
@@ -70,7 +70,7 @@ def test_step_is_that_of_plain_play(judged: tuple[Scenario, Evaluation]) -> None
         check_against_play(plan.graph, plan.values)
 
 
-@examples(200)
+@examples(100)
 @given(graphs())
 def test_what_a_simulation_shows(drawn: tuple[StepGraph, list[float]]) -> None:
     graph, values = drawn

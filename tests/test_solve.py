@@ -98,22 +98,23 @@ def test_search_against_brute_force(scenario: Scenario) -> None:
     assert best * (1 - 1e-9) <= found.best.step_s <= best * (1 + found.gap) * (1 + 1e-9)
 
 
-def test_infeasible_means_that_no_plan_fits() -> None:
-    """Two layers of three blocks, HBM for one of them and the buffers of two stages of a block.
-
-    One block resident and two fetched, one a stage, fits in every layer.
-    """
+@pytest.mark.parametrize(("blocks", "share"), [(2, 0.8), (3, 0.9), (4, 0.6)])
+def test_a_plan_is_found_where_one_fits(blocks: int, share: float) -> None:
+    """Few blocks per layer, and HBM for a share of K and V: what rounds up must give way."""
     scenario = Scenario(
         model=model([layer()] * 2), hardware=ideal(link=1e9),
-        workload=Workload(batch=1, context=3 * BLOCK, block=BLOCK),
+        workload=Workload(batch=4, context=blocks * BLOCK, block=BLOCK),
         options=Options(paths=("resident", "fetch"), axes=("token",), stages=(2,),
                         queue_depths=(2,), weights="resident", refine_blocks=False),
     )  # fmt: skip
-    segments = (Segment(0, 16, "fetch", 0), Segment(16, 32, "fetch", 1),
-                Segment(32, 48, "resident", None))  # fmt: skip
-    plan = evaluate(scenario, Schedule(stages=2, queue_depth=2), (segments, segments))
-    room = Budgets(hbm_bytes=int(plan.memory_bytes["hbm"]), utilisation=1.0)
-    assert search(replace(scenario, budgets=room)).best.step_s <= plan.step_s
+    kept = (Segment(0, blocks * BLOCK, "resident", None),)
+    most = evaluate(scenario, Schedule(stages=1), (kept, kept)).memory_bytes["hbm"]
+    away = (1 - share) * 2 * 4 * blocks * BLOCK * 256
+    scenario = replace(scenario, budgets=Budgets(hbm_bytes=int(most - away), utilisation=1.0))
+    best = best_of_all(scenario)
+    assert best < float("inf")
+    found = search(scenario)
+    assert found.best.step_s <= best * (1 + found.gap) * (1 + 1e-9)
 
 
 # -- what it finds -----------------------------------------------------------------------------

@@ -10,19 +10,34 @@ import math
 from kvplan.curve import Curve, affine, latest
 from kvplan.dtypes import element_bytes
 from kvplan.hardware import HardwareProfile
+from kvplan.hardware_parts import AttentionCurve
 from kvplan.model import LayerSpec, ModelSpec
 
-PROJECT_KERNELS = 3
-"""Norm, fused QKV projection, rotary embedding with append. Assumed, as fused runtimes do."""
+PROJECT_KERNELS = 5
+"""Norm, query projection, K and V projection, keeping both. As kvplan's runtime launches them."""
 
-FINISH_KERNELS = 7
-"""Merge, output projection, add and norm, MLP up, activation, MLP down, add. Assumed."""
+ROTARY_KERNELS = 2
+"""Rotating query and key, where the model does."""
 
-HEAD_KERNELS = 3
-"""Final norm, vocabulary projection, sampling. Assumed."""
+FINISH_KERNELS = 9
+"""The new token's attention, gathering partials (2), merge, output projection with residual, norm,
+MLP up, activation, MLP down with residual. As kvplan's runtime launches them."""
+
+HEAD_KERNELS = 4
+"""Final norm, vocabulary projection, choosing and embedding the token."""
 
 ATTEND_KERNELS = 1
 """One partial attention with log-sum-exp per stage; the merge is counted in finish."""
+
+
+def project_kernels(layer: LayerSpec) -> int:
+    """Kernels that projecting a new token launches."""
+    return PROJECT_KERNELS + (ROTARY_KERNELS if layer.rope else 0)
+
+
+def finish_kernels(layer: LayerSpec) -> int:
+    """Kernels that finishing a layer launches; a gated MLP takes one more."""
+    return FINISH_KERNELS + (1 if layer.gated_mlp else 0)
 
 
 def linear(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tokens: int) -> float:
@@ -36,8 +51,13 @@ def linear(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tok
         tokens: rows of the input.
     """
     gpu = hardware.gpu
-    read_s = inputs * outputs * element_bytes(dtype) / gpu.hbm_bytes_per_s
-    return gpu.kernel_s + max(read_s, 2.0 * tokens * inputs * outputs / flop_per_s(hardware, dtype))
+    size = inputs * outputs * element_bytes(dtype)
+    if gpu.linear is not None:
+        read_s = gpu.linear.seconds(size)
+    else:
+        read_s = gpu.kernel_s + size / gpu.hbm_bytes_per_s
+    work_s = 2.0 * tokens * inputs * outputs / flop_per_s(hardware, dtype)
+    return max(read_s, gpu.kernel_s + work_s)
 
 
 def flop_per_s(hardware: HardwareProfile, dtype: str) -> float:
@@ -84,10 +104,22 @@ def rebuild(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
     return product.plus(gpu.kernel_s, 2.0 * k_bytes / gpu.hbm_bytes_per_s)
 
 
-def attend(hardware: HardwareProfile) -> Curve:
-    """Seconds of one partial decode attention; the curve's volume is bytes of K and V read."""
+def attend(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> Curve:
+    """Seconds of one partial decode attention; the curve's volume is bytes of K and V read.
+
+    Of the shapes that were measured, the one nearest in grouping, then in rows (sequences times KV
+    heads) is taken.
+    """
     gpu = hardware.gpu
-    return gpu.attention or affine(gpu.kernel_s, 1.0 / gpu.hbm_bytes_per_s)
+    if not gpu.attention_shapes:
+        return gpu.attention or affine(gpu.kernel_s, 1.0 / gpu.hbm_bytes_per_s)
+    group, rows = layer.query_heads / layer.kv_heads, sequences * layer.kv_heads
+
+    def distance(shape: AttentionCurve) -> tuple[float, float]:
+        apart = abs(math.log(shape.group / group))
+        return apart, abs(math.log(shape.sequences * shape.kv_heads / rows))
+
+    return min(gpu.attention_shapes, key=distance).seconds
 
 
 def dequantise(hardware: HardwareProfile, stored_dtype: str, dtype: str) -> Curve:
@@ -129,9 +161,12 @@ def attend_host(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curv
 
 def project_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
     """Seconds of the norm and the QKV projection of the new token."""
-    outputs = layer.query_heads * layer.head_dim_k + layer.kv_elements
-    extra_s = (PROJECT_KERNELS - 1) * hardware.gpu.kernel_s
-    return extra_s + linear(hardware, layer.hidden, outputs, dtype, sequences)
+    queries = layer.query_heads * layer.head_dim_k
+    return (
+        (project_kernels(layer) - 2) * hardware.gpu.kernel_s
+        + linear(hardware, layer.hidden, queries, dtype, sequences)
+        + linear(hardware, layer.hidden, layer.kv_elements, dtype, sequences)
+    )
 
 
 def finish_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
@@ -139,7 +174,7 @@ def finish_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences:
     heads = layer.query_heads * layer.head_dim_v
     up = layer.intermediate * (2 if layer.gated_mlp else 1)
     return (
-        (FINISH_KERNELS - 3) * hardware.gpu.kernel_s
+        (finish_kernels(layer) - 3) * hardware.gpu.kernel_s
         + linear(hardware, heads, layer.hidden, dtype, sequences)
         + linear(hardware, layer.hidden, up, dtype, sequences)
         + linear(hardware, layer.intermediate, layer.hidden, dtype, sequences)

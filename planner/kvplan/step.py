@@ -180,7 +180,7 @@ class _Builder:
                 curve,
                 layer=layer,
                 micro_batch=micro_batch,
-                kernels=cost.FINISH_KERNELS,
+                kernels=cost.finish_kernels(self.model.layers[layer]),
             ),
             [*attended, projected],
         )
@@ -245,7 +245,7 @@ class _Builder:
                 curve,
                 layer=layer,
                 micro_batch=micro_batch,
-                kernels=cost.PROJECT_KERNELS,
+                kernels=cost.project_kernels(self.model.layers[layer]),
             ),
             [*before, *after],
         )
@@ -279,9 +279,9 @@ class _Builder:
         """Seconds over tokens of one partial attention of a micro-batch, and its kernels."""
         key = ("attend", self.kind[layer])
         if key not in self.curves:
-            size = self.model.layers[layer].kv_bytes(element_bytes(self.workload.kv_dtype))
-            size *= self.workload.micro_batch
-            self.curves[key] = cost.attend(self.hardware).scaled(size)
+            spec, sequences = self.model.layers[layer], self.workload.micro_batch
+            size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * sequences
+            self.curves[key] = cost.attend(self.hardware, spec, sequences).scaled(size)
         return self.curves[key], cost.ATTEND_KERNELS
 
     def attend_away(self, layer: int, micro_batch: int, path: Path, projected: int) -> int:

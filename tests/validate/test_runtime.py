@@ -85,17 +85,9 @@ def random_allocation(
 
 
 def run_case(
-    seed: int,
-    tmp_path: Path,
-    *,
-    grouped: bool,
-    rope: bool,
-    axis: str,
-    micro_batches: int,
-    stream: bool,
-    paths: list[str],
-    steps: int = 3,
-    dtype: torch.dtype = torch.float32,
+    seed: int, tmp_path: Path, *, grouped: bool, rope: bool, axis: str, micro_batches: int,
+    stream: bool, paths: list[str], steps: int = 3, dtype: torch.dtype = torch.float32,
+    device_name: str = "cpu", capture: bool = False,
 ) -> float:
     """Largest relative error of the residual over steps."""
     rng = random.Random(seed)

@@ -146,14 +146,13 @@ class Decoder:
         normed = self.norm(hidden, layer.norms[0], spec)
         query = product("query", normed, bias=layer.query_bias)
         fresh = functional.linear(normed, layer.key_value, layer.key_value_bias)
-        group = spec.query_heads // spec.kv_heads
-        query = query.view(1, batch, spec.kv_heads, group, spec.head_dim_k)
         fresh = fresh.view(1, batch, 2, spec.kv_heads, spec.head_dim_k)
         if spec.rope:
             table = self.rotary[position : position + 1]
-            kernels.rotate(query, table)
+            kernels.rotate(query.view(1, batch, spec.query_heads, spec.head_dim_k), table)
             kernels.rotate(fresh[:, :, 0], table)
-        return query[0], fresh
+        group = spec.query_heads // spec.kv_heads
+        return query.view(batch, spec.kv_heads, group, spec.head_dim_k), fresh
 
     def finish(
         self, layer: LayerWeights, hidden: Tensor, attended: Tensor, product: Product

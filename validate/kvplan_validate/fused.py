@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -27,15 +25,15 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _dequantise(
-        packed: Any,
-        scales: Any,
-        out: Any,
-        rows: Any,
+        packed,
+        scales,
+        out,
+        rows,
         dim: tl.constexpr,
         group: tl.constexpr,
         bits: tl.constexpr,
         block: tl.constexpr,
-    ) -> None:
+    ):  # type: ignore[no-untyped-def]
         row = tl.program_id(0) * block + tl.arange(0, block)[:, None]
         column = tl.arange(0, dim)[None, :]
         inside = (row < rows) & (column < dim)
@@ -50,17 +48,17 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _rotate(
-        heads: Any,
-        table: Any,
-        rows: Any,
-        batch: Any,
-        kv: Any,
-        stride_n: Any,
-        stride_b: Any,
-        stride_k: Any,
+        heads,
+        table,
+        rows,
+        batch,
+        kv,
+        stride_n,
+        stride_b,
+        stride_k,
         dim: tl.constexpr,
         block: tl.constexpr,
-    ) -> None:
+    ):  # type: ignore[no-untyped-def]
         half: tl.constexpr = dim // 2
         row = tl.program_id(0) * block + tl.arange(0, block)[:, None]
         column = tl.arange(0, half)[None, :]
@@ -75,6 +73,37 @@ if triton is not None:
         kind = heads.dtype.element_ty
         tl.store(place + column, (low * cos - high * sin).to(kind), mask=inside)
         tl.store(place + half + column, (high * cos + low * sin).to(kind), mask=inside)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _merge(outputs, lses, out, parts, rows, dim: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0) * block + tl.arange(0, block)
+        column = tl.arange(0, dim)[None, :]
+        inside = row < rows
+        row = row.to(tl.int64)
+        most = tl.full((block,), float("-inf"), tl.float32)
+        for part in range(parts):
+            lse = tl.load(lses + part * rows + row, mask=inside, other=0.0)
+            most = tl.maximum(most, lse)
+        total = tl.zeros((block,), tl.float32)
+        summed = tl.zeros((block, dim), tl.float32)
+        for part in range(parts):
+            lse = tl.load(lses + part * rows + row, mask=inside, other=0.0)
+            weight = tl.exp(lse - most)
+            total += weight
+            place = outputs + (part * rows + row)[:, None] * dim + column
+            value = tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
+            summed += weight[:, None] * value
+        merged = (summed / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + row[:, None] * dim + column, merged, mask=inside[:, None])
+
+
+def merge(outputs: Tensor, lses: Tensor) -> Tensor:
+    """Join ``[P, ..., D]`` partial attentions by their ``[P, ...]`` log-sum-exp."""
+    dim, parts = outputs.shape[-1], outputs.shape[0]
+    rows = lses[0].numel()
+    out = torch.empty_like(outputs[0])
+    _merge[(triton.cdiv(rows, ROWS),)](outputs, lses, out, parts, rows, dim, ROWS)
+    return out
 
 
 def dequantise(packed: Tensor, scales: Tensor, bits: int, out: Tensor) -> None:

@@ -45,7 +45,7 @@ class HostLane:
 
         def call(_: object) -> None:
             try:
-                _use_all_but_two_cores()
+                _leave_a_core()
                 work()
             except BaseException as error:
                 self.failure = error
@@ -71,13 +71,13 @@ class HostLane:
 _ready = threading.local()
 
 
-def _use_all_but_two_cores() -> None:
-    """Leave a core to the launching thread and one to the driver's; once per thread.
+def _leave_a_core() -> None:
+    """Leave a core to the launching thread; once per thread that runs host functions.
 
     A team as large as the machine waits at every barrier for the thread that lost its core.
     """
     if not getattr(_ready, "done", False):
-        torch.set_num_threads(max((os.cpu_count() or 1) - 2, 1))
+        torch.set_num_threads(max((os.cpu_count() or 1) - 1, 1))
         _ready.done = True
 
 

@@ -46,21 +46,13 @@ def attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tens
 def host_attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Attention on the CPU over head-major blocks ``[B, KV, n, D]``, in their own dtype.
 
-    bf16 takes torch's fused CPU kernel; for other dtypes two matrix products stream faster. The
-    softmax is in fp32 either way.
+    With the group folded into the query length, torch's fused CPU kernel reads K and V once; it
+    sums in fp32.
     """
-    scale = query.shape[-1] ** -0.5
-    if query.dtype == torch.bfloat16:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, keys, values, 0.0, False, scale=scale
-        )
-    shape = query.shape
-    flat = (query * scale).reshape(-1, *shape[-2:])
-    scores = torch.bmm(flat, keys.reshape(-1, *keys.shape[-2:]).transpose(1, 2)).float()
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse[..., None]).to(values.dtype)
-    out = torch.bmm(weights, values.reshape(-1, *values.shape[-2:]))
-    return out.reshape(shape), lse.reshape(shape[:-1])
+    result = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, 0.0, False, scale=query.shape[-1] ** -0.5
+    )
+    return result[0], result[1]
 
 
 def merge(outputs: Tensor, lses: Tensor) -> Tensor:
@@ -73,6 +65,8 @@ def merge(outputs: Tensor, lses: Tensor) -> Tensor:
     Returns:
         ``[B, KV, G, D]`` in the dtype of the outputs.
     """
+    if fused.available and outputs.is_cuda:
+        return fused.merge(outputs, lses)
     weights = torch.softmax(lses, dim=0).to(outputs.dtype)
     return torch.einsum("pbkgd,pbkg->bkgd", outputs, weights)
 

@@ -386,19 +386,24 @@ class Runtime:
                 action.run()
             return
         events = self._events
+        before_all, lane = torch.cuda.current_stream(), ""
         for index, action in enumerate(self.actions):
             stream = self.streams[action.lane]
-            with torch.cuda.stream(stream):
-                for before in action.waits:
-                    stream.wait_event(events[before])
-                if reach_back:
-                    for before in action.reaches_back:
-                        if events[before] is not None:
-                            stream.wait_event(events[before])
-                action.run()
-                if action.records:
-                    events[index] = events[index] or torch.cuda.Event()
-                    events[index].record(stream)
+            if action.lane != lane:
+                torch.cuda.set_stream(stream)
+                lane = action.lane
+            for before in action.waits:
+                stream.wait_event(events[before])
+            if reach_back:
+                for before in action.reaches_back:
+                    if events[before] is not None:
+                        stream.wait_event(events[before])
+            action.run()
+            if action.records:
+                if events[index] is None:
+                    events[index] = torch.cuda.Event()
+                events[index].record(stream)
+        torch.cuda.set_stream(before_all)
 
     def capture(self) -> None:
         """Turn the step into one CUDA graph; copies and host work included."""
