@@ -23,7 +23,7 @@ ROWS = 8
 
 if triton is not None:
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit
     def _dequantise(
         packed,
         scales,
@@ -33,7 +33,7 @@ if triton is not None:
         group: tl.constexpr,
         bits: tl.constexpr,
         block: tl.constexpr,
-    ):  # type: ignore[no-untyped-def]
+    ):
         row = tl.program_id(0) * block + tl.arange(0, block)[:, None]
         column = tl.arange(0, dim)[None, :]
         inside = (row < rows) & (column < dim)
@@ -46,7 +46,7 @@ if triton is not None:
         value = code.to(tl.float32) * scale + low
         tl.store(out + row * dim + column, value.to(out.dtype.element_ty), mask=inside)
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit
     def _rotate(
         heads,
         table,
@@ -58,7 +58,7 @@ if triton is not None:
         stride_k,
         dim: tl.constexpr,
         block: tl.constexpr,
-    ):  # type: ignore[no-untyped-def]
+    ):
         half: tl.constexpr = dim // 2
         row = tl.program_id(0) * block + tl.arange(0, block)[:, None]
         column = tl.arange(0, half)[None, :]
@@ -74,8 +74,8 @@ if triton is not None:
         tl.store(place + column, (low * cos - high * sin).to(kind), mask=inside)
         tl.store(place + half + column, (high * cos + low * sin).to(kind), mask=inside)
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _merge(outputs, lses, out, parts, rows, dim: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    @triton.jit
+    def _merge(outputs, lses, out, parts, rows, dim: tl.constexpr, block: tl.constexpr):
         row = tl.program_id(0) * block + tl.arange(0, block)
         column = tl.arange(0, dim)[None, :]
         inside = row < rows

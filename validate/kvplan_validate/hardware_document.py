@@ -16,8 +16,10 @@ from kvplan_validate.link_document import link
 from kvplan_validate.provenance import STAND_IN, assumed, best_rate, curve, measured, median_time
 from kvplan_validate.toml_text import toml_text
 
-_REFERENCE = {"sequences": 16, "kv_heads": 32, "group": 1}
-"""The shape whose curve stands for attention as a whole: multi-head, a batch of 16."""
+_SEQUENCES = 16
+"""Batch of the multi-head shape whose curve stands for attention as a whole, if measured."""
+
+_SHAPE = ("sequences", "kv_heads", "group", "head_dim")
 
 
 def to_toml(raw: Mapping[str, Any], name: str, title: str, file: str = "raw.json") -> str:
@@ -91,7 +93,7 @@ def fit(points: list[tuple[float, float]]) -> Curve:
 def _document(figures: Figures, name: str, title: str) -> dict[str, Any]:
     gpu, host, disk = _gpu(figures), _host(figures), _disk(figures)
     parts = {"gpu": gpu, "h2d": link(figures, "h2d"), "d2h": link(figures, "d2h"), "host": host}
-    known = (gpu["hbm_bandwidth"], parts["h2d"]["latency"], host["attention_latency"])
+    known = (gpu["hbm_bandwidth"], parts["h2d"]["latency"])
     complete = all(number["kind"] == "measured" for number in known) and all(
         host.get(f"attention{kind}_bandwidth") for kind in ("", "_gqa")
     )
@@ -108,13 +110,15 @@ def _document(figures: Figures, name: str, title: str) -> dict[str, Any]:
 def _gpu(figures: Figures) -> dict[str, Any]:
     machine = figures.machine
     size = machine.get("hbm_bytes")
-    hbm = best_rate(figures, "memory.hbm", "GB/s")
+    hbm = [best_rate(figures, "memory.hbm", "GB/s", operation=o) for o in ("sum", "max", "copy")]
+    reads = [rate for rate in hbm[:2] if rate] or [rate for rate in hbm if rate]
+    read = max(reads, key=lambda rate: float(rate["value"]), default=None)
     table: dict[str, Any] = {
         "name": machine.get("card", "no GPU"),
         "memory": measured(figures, size / 2**20, "MiB", "machine.hbm_bytes")
         if size
         else assumed(16, "GiB", STAND_IN),
-        "hbm_bandwidth": hbm or assumed(300, "GB/s", STAND_IN),
+        "hbm_bandwidth": read or assumed(300, "GB/s", STAND_IN),
         "kernel": median_time(figures, "launch.kernel")
         or assumed(3, "us", "start and drain of one kernel inside a stream, a round figure"),
         "launch": median_time(figures, "launch.eager", operation="mix")
@@ -122,13 +126,7 @@ def _gpu(figures: Figures) -> dict[str, Any]:
         "graph_launch": median_time(figures, "launch.graph", nodes=512, until="launched"),
         "flop": _flop(figures),
         "dequantise_bandwidth": _dequantise(figures),
-        "attention": curve(
-            figures,
-            "attention.token_major",
-            "bytes",
-            figures.points("attention.token_major", **_REFERENCE),
-            ", ".join(f"{key} {value}" for key, value in _REFERENCE.items()),
-        ),
+        "attention": _whole_attention(figures),
         "linear": curve(
             figures,
             "matmul.linear",
@@ -181,9 +179,23 @@ def _gemm(figures: Figures) -> Iterator[dict[str, Any]]:
             yield {**shape, "time": time}
 
 
+def _whole_attention(figures: Figures) -> dict[str, Any] | None:
+    """The curve of one multi-head shape: a batch of 16, else the one with the most points."""
+    key = "attention.token_major"
+    shapes = [s for s in _shapes(figures, key, _SHAPE) if s["group"] == 1]
+
+    def rank(shape: dict[str, Any]) -> tuple[bool, int]:
+        return shape["sequences"] == _SEQUENCES, len(figures.points(key, **shape))
+
+    for shape in sorted(shapes, key=rank, reverse=True)[:1]:
+        said = ", ".join(f"{name} {value}" for name, value in shape.items())
+        return curve(figures, key, "bytes", figures.points(key, **shape), said)
+    return None
+
+
 def _attention(figures: Figures) -> Iterator[dict[str, Any]]:
     key = "attention.token_major"
-    for shape in _shapes(figures, key, ("sequences", "kv_heads", "group", "head_dim")):
+    for shape in _shapes(figures, key, _SHAPE):
         time = curve(figures, key, "bytes", figures.points(key, **shape))
         if time:
             yield {**shape, "time": time}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,14 +16,19 @@ from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation
 from kvplan.model import ModelSpec
 from kvplan.scenario import Scenario
+from kvplan.trace import trace
 from kvplan.units import format_bytes
-from kvplan_validate.decoder import Decoder
+from kvplan_validate import kernels
+from kvplan_validate.decoder import ROPE_THETA, Decoder
 from kvplan_validate.pool import PinnedPool
 from kvplan_validate.runtime import Runtime
 from kvplan_validate.store import Store, layout, piece_bytes
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TILE = 64 * 2**20
+"""Bytes of random numbers that fill a pool over and over."""
+
+SMALL_POOL = 512 * 2**20
 
 
 @dataclass(slots=True)
@@ -40,12 +48,13 @@ class Bench:
     _model: ModelSpec | None = None
     _decoder: Decoder | None = None
 
-    def open(self) -> None:
-        """Register host memory, filled with random numbers."""
-        if self.pool is None:
+    def open(self) -> tuple[PinnedPool, PinnedPool]:
+        """The large pool, filled with random numbers, and a small one for what steps write."""
+        if self.pool is None or self.small is None:
             tile = torch.randn(TILE // 2, dtype=torch.float32).to(torch.float16)
             self.pool = PinnedPool(self.pool_bytes, wrap=True, tile=tile.view(torch.uint8))
-            self.small = PinnedPool(512 * 2**20)
+            self.small = PinnedPool(SMALL_POOL)
+        return self.pool, self.small
 
     def decoder(self, model: ModelSpec, dtype: str, positions: int) -> Decoder:
         """Weights of a model; the last model's are kept."""
@@ -56,10 +65,8 @@ class Bench:
             self._decoder = Decoder(model, self.device, DTYPES[dtype], positions=positions)
             self._model = model
         if self._decoder.rotary.shape[0] < positions:
-            from kvplan_validate import kernels
-
             dim = model.layers[0].head_dim_k
-            self._decoder.rotary = kernels.rotary_table(positions, dim, 10_000.0, self.device)
+            self._decoder.rotary = kernels.rotary_table(positions, dim, ROPE_THETA, self.device)
         return self._decoder
 
     def close(self) -> None:
@@ -119,12 +126,22 @@ class Timing:
     """Measured steps of one case, seconds."""
 
     samples_s: list[float]
-    busy_s: dict[str, float]
 
     @property
     def median_s(self) -> float:
         """Median step."""
         return statistics.median(self.samples_s)
+
+
+def ready(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Runtime:
+    """A runtime of a plan over random tokens."""
+    pool, small = bench.open()
+    pool.reset()
+    small.reset()
+    dtype = scenario.workload.kv_dtype
+    decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
+    store = timing_store(scenario, evaluation, pool, bench.device, DTYPES[dtype])
+    return Runtime(scenario, evaluation, decoder, store, small)
 
 
 def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int = 0) -> Timing:
@@ -136,36 +153,27 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         evaluation: the plan.
         steps: how many; 0 picks as many as take about a second, 7 to 40.
     """
-    bench.open()
-    assert bench.pool is not None and bench.small is not None
-    bench.pool.reset()
-    bench.small.reset()
-    dtype = scenario.workload.kv_dtype
-    decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
-    store = timing_store(scenario, evaluation, bench.pool, bench.device, DTYPES[dtype])
-    runtime = Runtime(scenario, evaluation, decoder, store, bench.small)
+    runtime = ready(bench, scenario, evaluation)
     try:
         if evaluation.schedule.mode == "graph":
             runtime.capture()
         count = steps or max(7, min(40, int(1.0 / max(evaluation.step_s, 1e-6))))
-        return Timing(timed(runtime, count), {})
+        return Timing(timed(runtime, count))
     finally:
         runtime.synchronise()
-        del runtime, store
+        del runtime
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:
     """Seconds between the ends of consecutive steps."""
-    import time
-
     if not runtime.cuda:
         marks = []
         for _ in range(count + 1):
             runtime.step()
             marks.append(time.perf_counter())
-        return [b - a for a, b in zip(marks, marks[1:], strict=False)]
+        return [b - a for a, b in pairwise(marks)]
     stream: Any = runtime.streams["gpu"]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     with torch.cuda.stream(stream):
@@ -176,4 +184,36 @@ def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:
             runtime.step()
             event.record(stream)
     runtime.synchronise()
-    return [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)]
+    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
+
+
+def traced(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> str:
+    """Predicted and measured timelines of a plan as one Chrome trace.
+
+    The measured step is launched eagerly, with an event before and after every operation.
+    """
+    runtime = ready(bench, scenario, evaluation)
+    for _ in range(2):
+        runtime.step()
+    spans = runtime.timed_step()
+    document = trace(evaluation.graph, evaluation.values, evaluation.simulation, steps=1)
+    for event in document["traceEvents"]:
+        event["pid"] = 1
+    document["traceEvents"] += [
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "predicted"}},
+        {"ph": "M", "name": "process_name", "pid": 2, "tid": 0, "args": {"name": "measured"}},
+    ]
+    lanes = sorted({action.lane for action, _, _ in spans})
+    for action, begin_s, end_s in spans:
+        document["traceEvents"].append(
+            {
+                "ph": "X",
+                "name": action.operation.operation,
+                "pid": 2,
+                "tid": lanes.index(action.lane),
+                "ts": begin_s * 1e6,
+                "dur": (end_s - begin_s) * 1e6,
+                "args": {"layer": action.operation.layer, "stage": action.operation.stage},
+            }
+        )
+    return json.dumps(document) + "\n"

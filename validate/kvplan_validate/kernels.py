@@ -1,7 +1,7 @@
 """The arithmetic of a decode step in torch: partial attention, merge, rotary embedding, unpacking.
 
-Shapes: B sequences of a micro-batch, n tokens, H query heads, KV key-value heads, G = H / KV, D head
-dimension. K and V of a token lie beside each other: ``[n, B, 2, KV, D]`` (token-major), so that any
+Shapes: B sequences of a micro-batch, n tokens, H query heads, KV key-value heads, G = H / KV, D
+head dimension. K and V of a token lie beside each other: ``[n, B, 2, KV, D]`` (token-major), so that any
 run of tokens of the whole batch is one contiguous copy and one matrix product can write both.
 """
 

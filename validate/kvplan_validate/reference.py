@@ -109,7 +109,7 @@ class Reference:
             added = residual if residual is not None else bias
             return out if added is None else out + added
 
-        own = LayerWeights(spec=spec, **{k: v for k, v in weights.items()})  # type: ignore[arg-type]
+        own = LayerWeights(spec=spec, **weights)
         helper = _Shapes(self.decoder, self.rotary)
         query, fresh = helper.project(own, hidden, position, product)
         cache = torch.cat((self.cache[index][micro_batch], fresh))

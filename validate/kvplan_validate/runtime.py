@@ -8,6 +8,7 @@ without CUDA the same actions run in order, which tests logic and numbers.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,10 +159,12 @@ class Runtime:
         skipped = {"launch", "end_step"}
         actions = []
         for operation in operations:
-            make = getattr(self, f"_do_{operation.operation}", None)
-            run = (lambda: None) if operation.operation in skipped else make(operation)
+            make: Callable[[Operation], Callable[[], None]] | None = None
+            if operation.operation not in skipped:
+                make = getattr(self, f"_do_{operation.operation}")
+            run = make(operation) if make is not None else _nothing
             actions.append(Action(operation, run, LANES.get(operation.resource, "gpu")))
-        for index, action in enumerate(actions):
+        for action in actions:
             for before, lag in action.operation.after:
                 other = actions[before]
                 if other.operation.operation in skipped or other.lane == action.lane:
@@ -405,6 +408,40 @@ class Runtime:
                 events[index].record(stream)
         torch.cuda.set_stream(before_all)
 
+    def timed_step(self) -> list[tuple[Action, float, float]]:
+        """One eager step with an event before and after each action: (action, begin, end) in s."""
+        if not self.cuda:
+            return self._timed_on_cpu()
+        self.synchronise()
+        begun = torch.cuda.Event(enable_timing=True)
+        begun.record(self.streams["gpu"])
+        marks = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in self.actions
+        ]
+        plain = [action.run for action in self.actions]
+        for action, run, (first, last) in zip(self.actions, plain, marks, strict=True):
+            action.run = partial(_between, run, first, last, self.streams[action.lane])
+        try:
+            self._issue(reach_back=False)
+            self.synchronise()
+        finally:
+            for action, run in zip(self.actions, plain, strict=True):
+                action.run = run
+        return [
+            (action, begun.elapsed_time(first) / 1e3, begun.elapsed_time(last) / 1e3)
+            for action, (first, last) in zip(self.actions, marks, strict=True)
+        ]
+
+    def _timed_on_cpu(self) -> list[tuple[Action, float, float]]:
+        spans = []
+        begun = time.perf_counter()
+        for action in self.actions:
+            first = time.perf_counter()
+            action.run()
+            spans.append((action, first - begun, time.perf_counter() - begun))
+        return spans
+
     def capture(self) -> None:
         """Turn the step into one CUDA graph; copies and host work included."""
         if not self.cuda:
@@ -448,3 +485,14 @@ def _copy(source: Tensor, out: Tensor) -> None:
 def _through(source: Tensor, out: Tensor) -> None:
     """A copy by a kernel: it does not queue behind what a copy engine has to move."""
     torch.mul(source, 1, out=out)
+
+
+def _between(run: Callable[[], None], first: Any, last: Any, stream: Any) -> None:
+    """Run with an event recorded before and after."""
+    first.record(stream)
+    run()
+    last.record(stream)
+
+
+def _nothing() -> None:
+    """Launches and the end of a step are there in any case."""

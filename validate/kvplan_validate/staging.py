@@ -97,7 +97,8 @@ class Staging:
 
     def place(self, operation: Operation) -> Place:
         """Where the path of an operation lands."""
-        assert operation.stage is not None and operation.path is not None
+        assert operation.stage is not None
+        assert operation.path is not None
         stage = self.stages[operation.layer, operation.stage, operation.micro_batch]
         spec = self.decoder.layers[operation.layer].spec
         per_token = self.batch * spec.kv_elements * self.item

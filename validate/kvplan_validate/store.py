@@ -1,4 +1,4 @@
-"""Where cached tokens wait: one piece per layer, stage, path and micro-batch, laid out for its path.
+"""Where cached tokens wait: a piece per layer, stage, path and micro-batch.
 
 A piece is contiguous, so that one copy brings it: K and V token-major ``[n, B, 2, KV, D]``,
 activations ``[n, B, h]``, or packed codes with their scales behind them. Blocks that the CPU

@@ -50,7 +50,7 @@ class StreamedWeights:
 
     @staticmethod
     def _rows(layer: LayerWeights, name: str, share: float) -> int:
-        return round(getattr(layer, name).shape[0] * share)
+        return round(int(getattr(layer, name).shape[0]) * share)
 
     def visit(self) -> int:
         """Number of the next load; loads take the buffers in turn."""

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import kvplan
-from kvplan.cli import compare, gpus, models, schema, simulate, solve
+from kvplan.cli import compare, gpus, models, plugins, schema, simulate, solve
 from kvplan.cli.manual import SectionedCommand
 from kvplan.cli.output import say
 from kvplan.errors import KvplanError
@@ -26,6 +26,8 @@ Examples:
   kvplan solve --model llama-7b --gpu a100
   kvplan compare --model llama-3.1-8b --gpu h100 --context 32k
   kvplan solve --model opt-30b --gpu a100 -o plan.json && kvplan simulate plan.json --gpu h100
+
+On a machine with torch, `kvplan profile` measures it and `kvplan validate` runs plans on it.
 """
 
 _SETTINGS = {"help_option_names": ["--help", "-h"], "terminal_width": 100}
@@ -85,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
+        plugins.add_asked_for(app, arguments, _SETTINGS)
         command = typer.main.get_command(app)
         code = command.main(args=arguments, prog_name="kvplan", standalone_mode=False) or 0
         sys.stdout.flush()

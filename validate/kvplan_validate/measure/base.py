@@ -109,7 +109,7 @@ class Measurement(ABC):
 
 
 class Series(Measurement):
-    """A measurement of the same thing at several settings."""
+    """A measurement of the same thing at several settings; the first is never left out."""
 
     @abstractmethod
     def settings(self, machine: Machine) -> Iterator[Setting]:
@@ -129,8 +129,8 @@ class Series(Measurement):
             return Measured(points=tuple(self._points(machine, bench)))
 
     def _points(self, machine: Machine, bench: Any) -> Iterator[Point]:
-        for at in self.settings(machine):
-            if machine.clock.left_s() <= 0:
+        for index, at in enumerate(self.settings(machine)):
+            if index and machine.clock.left_s() <= 0:
                 yield Point(at=at, error=NO_TIME)
                 continue
             try:

@@ -19,6 +19,9 @@ from kvplan_validate.measure.machine import Machine
 SIZES = tuple(4096 << 2 * n for n in range(10))
 """4 KiB to 1 GiB in steps of four."""
 
+BUFFER = 64 << 20
+"""Bytes that small copies go round in, and of one copy that keeps the link busy."""
+
 DIRECTIONS = ("h2d", "d2h")
 
 
@@ -68,7 +71,7 @@ class _Copies(Series):
 
     def bench(self, machine: Machine) -> AbstractContextManager[Ends]:
         """Both ends, as large as the largest copy."""
-        return ends(machine, type(self).kind, max(*self.sizes, 64 << 20))
+        return ends(machine, type(self).kind, max(*self.sizes, BUFFER))
 
     def sample(self, machine: Machine, bench: Ends, at: Setting) -> Sampled:
         """Time one size."""
@@ -228,7 +231,7 @@ class Strided(Series):
 
 
 @contextmanager
-def running(machine: Machine, size_bytes: int = 64 << 20) -> Iterator[Callable[[], float]]:
+def running(machine: Machine) -> Iterator[Callable[[], float]]:
     """A thread that keeps the link busy with copies to the GPU.
 
     Yields:
@@ -237,7 +240,7 @@ def running(machine: Machine, size_bytes: int = 64 << 20) -> Iterator[Callable[[
     cuda, stop, done = machine.torch.cuda, threading.Event(), [0]
 
     def work(both: Ends) -> None:
-        stream, copy = cuda.Stream(), both.copier("h2d", size_bytes)
+        stream, copy = cuda.Stream(), both.copier("h2d", BUFFER)
         queue: list[Any] = []
         while not stop.is_set():
             with cuda.stream(stream):
@@ -250,14 +253,14 @@ def running(machine: Machine, size_bytes: int = 64 << 20) -> Iterator[Callable[[
                 done[0] += 1
         stream.synchronize()
 
-    with ends(machine, buffers.registered, 4 * size_bytes) as both:
+    with ends(machine, buffers.registered, 4 * BUFFER) as both:
         thread = threading.Thread(target=work, args=(both,), daemon=True)
         thread.start()
         last = [time.perf_counter(), 0]
 
         def rate() -> float:
             now, count = time.perf_counter(), done[0]
-            speed = (count - last[1]) * size_bytes / (now - last[0])
+            speed = (count - last[1]) * BUFFER / (now - last[0])
             last[:] = [now, count]
             return float(speed)
 

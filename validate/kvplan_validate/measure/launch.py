@@ -15,6 +15,10 @@ SHORT, LONG = 100, 1100
 """Kernels in two chains; a kernel takes a thousandth of the difference."""
 
 
+LAUNCHES = 100
+"""Launches that are timed together; a queue of the driver holds more."""
+
+
 class _Tiny(Series):
     """Measurements with kernels that do next to nothing; no rate has a meaning."""
 
@@ -165,8 +169,8 @@ class Eager(Series):
         return self._bench(machine)
 
     def sample(self, machine: Machine, bench: dict[str, Callable[[], Any]], at: Setting) -> Sampled:
-        """CPU time of a hundred launches on an idle GPU."""
-        name, rounds = str(at["operation"]), 100
+        """CPU time of a run of launches on an idle GPU."""
+        name, rounds = str(at["operation"]), LAUNCHES
         some = list(bench.values()) if name == "mix" else [bench[name]]
 
         def body() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -71,10 +72,16 @@ class Machine:
 
     @cached_property
     def timer(self) -> GpuTimer:
-        """Timing on the GPU; made, and the GPU's clocks raised, on first use."""
+        """Timing on the GPU; made on first use."""
         from kvplan_validate.measure.timing import GpuTimer
 
         return GpuTimer(self.torch)
+
+    def warm_up(self) -> None:
+        """Start CUDA, so that no measurement's time is spent on it."""
+        if self.cuda:
+            with contextlib.suppress(Exception):  # every measurement will say so itself
+                self.timer.warm_up()
 
     @cached_property
     def l2_bytes(self) -> int:

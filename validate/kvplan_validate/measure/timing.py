@@ -21,6 +21,9 @@ _GRAPH_LAUNCH_S = 2e-3
 _EAGER_LAUNCH_S = 100e-6
 """A launch of one operation from Python takes less."""
 
+WARM_WIDTH = 4096
+"""Width of the products that raise the clocks of an idle GPU."""
+
 MOST_NODES = 400
 """Repetitions in one graph."""
 
@@ -33,10 +36,14 @@ class GpuTimer:
     """
 
     def __init__(self, torch: Any) -> None:
-        """Raise the clocks of an idle GPU, and make the stream that is timed and a second one."""
+        """Make the stream that is timed and a second one."""
         self.torch = torch
         self.stream, self.side = torch.cuda.Stream(), torch.cuda.Stream()
-        busy = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
+
+    def warm_up(self) -> None:
+        """Raise the clocks of an idle GPU."""
+        torch = self.torch
+        busy = torch.randn(WARM_WIDTH, WARM_WIDTH, device="cuda", dtype=torch.float16)
         end = time.monotonic() + 0.2
         while time.monotonic() < end:
             torch.mm(busy, busy)
