@@ -147,7 +147,15 @@ def test_a_failing_measurement_does_not_stop_the_rest() -> None:
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTorch:
     torch = torch_or_skip()
     from kvplan_validate.measure import (
-        attention, copies, dequantise, host, launch, matmul, memory, pinned, timing,
+        attention,
+        copies,
+        dequantise,
+        host,
+        launch,
+        matmul,
+        memory,
+        pinned,
+        timing,
     )  # fmt: skip
 
     fake = FakeTorch(torch)
