@@ -123,7 +123,12 @@ def with_queue_depth(graph: StepGraph, schedule: Schedule) -> StepGraph:
 
 
 def unit_layers(model: ModelSpec, schedule: Schedule) -> list[int] | None:
-    """The shortest run of layers that, repeated, makes the model and whole stages; None if all."""
+    """The shortest run of layers that, repeated, makes the model and whole stages; None if all.
+
+    Across a barrier layers are not alike: the first one starts with empty buffers.
+    """
+    if schedule.boundary == "barrier":
+        return None
     count = len(model.layers)
     step = 1 if schedule.axis == "token" else count // schedule.stages
     if schedule.axis == "layer" and count % schedule.stages:
@@ -152,8 +157,14 @@ def full_structure(scenario: Scenario, schedule: Schedule, layers: Sequence[int]
     return structure
 
 
+def cyclic(schedule: Schedule) -> Schedule:
+    """The schedule without its barrier: never slower, so its bounds hold for both."""
+    return dataclasses.replace(schedule, boundary="overlap")
+
+
 def unit_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
-    """The step graph of one unit with every allowed path in every stage."""
+    """The step graph of one unit with every allowed path in every stage, without a barrier."""
+    schedule = cyclic(schedule)
     unit = unit_layers(scenario.model, schedule)
     layers = range(len(scenario.model.layers)) if unit is None else unit
     return build_step(
@@ -187,7 +198,7 @@ def streamed(scenario: Scenario, relaxation: fluid.Fluid) -> list[float]:
 
 def try_on_unit(scenario: Scenario, candidate: Candidate) -> None:
     """Play the fractional allocation on one unit, with each pattern of mixing stages."""
-    unit = unit_layers(scenario.model, candidate.schedule)
+    unit = unit_layers(scenario.model, cyclic(candidate.schedule))
     if unit is None:
         candidate.trial_s = candidate.bound_s
         return
@@ -228,7 +239,12 @@ def play_unit(scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequ
     structure, tokens = fractional(scenario, candidate, pattern, unit)
     shares = streamed(scenario, candidate.relaxation)
     graph = build_step(
-        scenario.model, scenario.hardware, scenario.workload, candidate.schedule, structure, unit
+        scenario.model,
+        scenario.hardware,
+        scenario.workload,
+        cyclic(candidate.schedule),
+        structure,
+        unit,
     )
     values = [
         shares[v.layer] if v.path == "stream_weights" else tokens[v.layer, v.stage, v.path]

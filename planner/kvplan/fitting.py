@@ -13,6 +13,9 @@ from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
 from kvplan.step import StepGraph
 
+SPLITS = 16
+"""Splits tried where nothing else fits."""
+
 
 def round_to(
     scenario: Scenario,
@@ -54,6 +57,38 @@ def fitted(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
     return None
 
 
+def simplest(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
+    """For tight memory and few blocks: one path for what is not resident, and as much resident as
+    fits. Tries every such split, coarsely where there are many blocks.
+    """
+    layers = range(len(scenario.model.layers))
+    block = scenario.workload.block
+    most = max(-(-scenario.cached_tokens(i) // block) for i in layers)
+    names = dict.fromkeys(p.name for paths in scenario.paths.values() for p in paths)
+    keeps = "resident" in names
+    best: Evaluation | None = None
+    for name in (n for n in names if n != "resident"):
+        for kept in sorted({most * i // SPLITS for i in range(SPLITS)}, reverse=True):
+            if kept and not keeps:
+                continue
+            wanted = [{name: float(most - kept), "resident": float(kept)} for _ in layers]
+            allocation = rounded(
+                [scenario.cached_tokens(i) for i in layers],
+                wanted,
+                scenario.classes,
+                candidate.schedule.axis,
+                candidate.schedule.stages,
+                block,
+            )
+            shares = streamed(scenario, candidate.relaxation)
+            evaluation = evaluate(scenario, candidate.schedule, allocation, shares)
+            if evaluation.overflow(scenario.capacity) is None:
+                if best is None or evaluation.step_s < best.step_s:
+                    best = evaluation
+                break
+    return best
+
+
 def away_shares(scenario: Scenario, candidate: Candidate) -> dict[str, float]:
     """Share of all tokens that each path attended where it lies takes."""
     total = sum(scenario.cached_tokens(i) for i in range(len(scenario.model.layers)))
@@ -74,9 +109,11 @@ def whole_blocks_away(scenario: Scenario, candidate: Candidate) -> Candidate:
     block, tokens = scenario.workload.block, dict(candidate.relaxation.tokens)
     changed = False
     for (of, name), count in candidate.relaxation.tokens.items():
-        if name not in REGISTRY or REGISTRY[name].attends != "away" or count % block < 1e-6:
+        if name not in REGISTRY or REGISTRY[name].attends != "away":
             continue
-        whole = count // block * block
+        whole = float(int(count / block + 1e-6) * block)
+        if abs(whole - count) < 1e-6 * block:
+            continue
         others = {
             k: t
             for k, t in tokens.items()

@@ -8,7 +8,7 @@ whatever the model, so the search asks it first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import linprog
@@ -201,6 +201,67 @@ def _columns(graph: StepGraph, classes: Sequence[int]) -> tuple[_Columns, list[i
     return columns, column_of, share_of
 
 
+@dataclass(slots=True)
+class _Durations:
+    """Durations of operations over the fluid program's columns.
+
+    A curve of several pieces gets a column of its own, shared by operations that are equal.
+    """
+
+    graph: StepGraph
+    columns: _Columns
+    column_of: Sequence[int]
+    share_of: Sequence[float]
+    rows: list[_Row]
+    staging: Staging | None
+    time_s: float
+    many: dict[object, int] = field(default_factory=dict)
+
+    def of(self, operation: Operation) -> tuple[dict[int, float], float]:
+        """Terms and constant of one operation's duration."""
+        if not operation.variables:
+            return {}, operation.curve.seconds(0.0)
+        staging = self.staging
+        ceiling = staging.ceiling(self.graph, operation) if staging else operation.ceiling
+        pieces = list(operation.curve.pieces)
+        if staging is None or not staging.always(self.graph, operation):
+            pieces = [in_proportion(p, max(ceiling, 1e-9)) for p in pieces]
+        volume: dict[int, float] = {}
+        for v in operation.variables:
+            column = self.column_of[v]
+            volume[column] = volume.get(column, 0.0) + self.share_of[v]
+        if len(pieces) == 1:
+            return {c: s * pieces[0].s_per_unit for c, s in volume.items()}, pieces[0].fixed_s
+        key = (id(operation.curve), ceiling, tuple(sorted(volume.items())))
+        if key not in self.many:
+            self.many[key] = self.columns.add(None, self.time_s)
+            for piece in pieces:
+                row = {c: s * piece.s_per_unit for c, s in volume.items()}
+                self.rows.append(({**row, self.many[key]: -1.0}, -piece.fixed_s, "duration"))
+        return {self.many[key]: 1.0}, 0.0
+
+
+def _time_scale(graph: StepGraph) -> float:
+    """Seconds near the period: the busiest resource if every operation took half of its most."""
+    busy: dict[str, float] = {}
+    for operation in graph.operations:
+        if operation.resource is not None:
+            seconds = operation.curve.seconds(operation.ceiling / 2)
+            busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
+    return max(busy.values(), default=0.0) or 1.0
+
+
+_Sum = tuple[dict[int, float], float]
+"""Terms and constant of a sum of durations."""
+
+
+def _add(total: _Sum, part: _Sum) -> _Sum:
+    terms, constant = total
+    for column, value in part[0].items():
+        terms[column] = terms.get(column, 0.0) + value
+    return terms, constant + part[1]
+
+
 def _resource_rows(
     graph: StepGraph,
     columns: _Columns,
@@ -210,59 +271,64 @@ def _resource_rows(
     staging: Staging | None,
 ) -> int:
     """For each resource: the durations of its operations add up to at most T."""
-    busy: dict[str, tuple[dict[int, float], float]] = {}
-    many: dict[object, tuple[int, int]] = {}
-    pending: list[tuple[str, int, tuple[tuple[float, float], ...], dict[int, float]]] = []
-    for operation in graph.operations:
-        if operation.resource is None:
-            continue
-        terms, constant = busy.setdefault(operation.resource, ({}, 0.0))
-        if not operation.variables:
-            busy[operation.resource] = (terms, constant + operation.curve.seconds(0.0))
-            continue
-        ceiling = staging.ceiling(graph, operation) if staging else operation.ceiling
-        pieces = list(operation.curve.pieces)
-        if staging is None or not staging.always(graph, operation):
-            pieces = [in_proportion(p, max(ceiling, 1e-9)) for p in pieces]
-        volume: dict[int, float] = {}
-        for v in operation.variables:
-            volume[column_of[v]] = volume.get(column_of[v], 0.0) + share_of[v]
-        if len(pieces) == 1:
-            for column, share in volume.items():
-                terms[column] = terms.get(column, 0.0) + pieces[0].s_per_unit * share
-            busy[operation.resource] = (terms, constant + pieces[0].fixed_s)
-            continue
-        key = (operation.resource, id(operation.curve), ceiling, tuple(sorted(volume.items())))
-        if key not in many:
-            many[key] = (len(pending), 0)
-            flat = tuple((p.fixed_s, p.s_per_unit) for p in pieces)
-            pending.append((operation.resource, 0, flat, volume))
-        position, count = many[key]
-        many[key] = (position, count + 1)
-    counts = dict(many.values())
-    work_s = {
-        resource: constant + sum(s * columns.scale[c] for c, s in terms.items())
-        for resource, (terms, constant) in busy.items()
-    }
-    for position, (resource, _, flat, volume) in enumerate(pending):
-        size = sum(share * columns.scale[c] for c, share in volume.items())
-        work_s[resource] += counts[position] * max(f + s * size for f, s in flat)
-    total_s = max(work_s.values(), default=0.0) or 1.0
-    period = columns.add(None, total_s)
-    for position, (resource, _, flat, volume) in enumerate(pending):
-        column = columns.add(None, total_s)
-        terms, constant = busy[resource]
-        terms[column] = terms.get(column, 0.0) + counts[position]
-        for fixed_s, s_per_unit in flat:
-            row = {c: s * s_per_unit for c, s in volume.items()}
-            rows.append(({**row, column: -1.0}, -fixed_s, "duration"))
+    time_s = _time_scale(graph)
+    period = columns.add(None, time_s)
+    durations = _Durations(graph, columns, column_of, share_of, rows, staging, time_s)
+    taken = [durations.of(operation) for operation in graph.operations]
+    busy: dict[str, _Sum] = {}
+    for operation, part in zip(graph.operations, taken, strict=True):
+        if operation.resource is not None:
+            busy[operation.resource] = _add(busy.get(operation.resource, ({}, 0.0)), part)
     if staging is not None and "h2d" in busy:
         terms, constant = busy["h2d"]
         idle_s = idle_link_s(graph, staging)
         rows.append(({**terms, period: -1.0}, -constant - idle_s, "idle_link"))
     for resource, (terms, constant) in busy.items():
         rows.append(({**terms, period: -1.0}, -constant, f"resource[{resource}]"))
+    _layer_rows(graph, columns, taken, rows, period, time_s)
     return period
+
+
+def _layer_rows(
+    graph: StepGraph,
+    columns: _Columns,
+    taken: Sequence[_Sum],
+    rows: list[_Row],
+    period: int,
+    time_s: float,
+) -> None:
+    """For the chain of layers: project, the longer of what the GPU and each path attended away
+    take, and finish, summed over layers and the head, are at most T.
+    """
+    around: _Sum = ({}, 0.0)
+    branches: dict[int, dict[str, _Sum]] = {}
+    for operation, part in zip(graph.operations, taken, strict=True):
+        if operation.micro_batch:
+            continue
+        if operation.operation in ("project", "finish", "head"):
+            around = _add(around, part)
+            continue
+        away = operation.stage is None and operation.path and operation.resource not in ("d2h",)
+        if operation.resource == "gpu":
+            name = "gpu"
+        elif away and operation.operation != "load_weights":
+            name = str(operation.path)
+        else:
+            continue
+        own = branches.setdefault(operation.layer, {})
+        own[name] = _add(own.get(name, ({}, 0.0)), part)
+    if all(set(own) == {"gpu"} for own in branches.values()):
+        return  # the GPU's own row says as much
+    chain: _Sum = around
+    spans: dict[object, int] = {}
+    for own in branches.values():
+        key = tuple((name, tuple(sorted(t.items())), c) for name, (t, c) in sorted(own.items()))
+        if key not in spans:
+            spans[key] = columns.add(None, time_s)
+            for terms, constant in own.values():
+                rows.append(({**terms, spans[key]: -1.0}, -constant, "span"))
+        chain = _add(chain, ({spans[key]: 1.0}, 0.0))
+    rows.append(({**chain[0], period: -1.0}, -chain[1], "chain"))
 
 
 def idle_link_s(graph: StepGraph, staging: Staging) -> float:

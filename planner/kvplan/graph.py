@@ -63,7 +63,7 @@ class Operation:
     stage: int | None = None
     path: str | None = None
     bytes_per_unit: float = 0.0
-    kernels: int = 0
+    kernels: float = 0
     ceiling: float = 0.0
 
     def seconds(self, values: Sequence[float]) -> float:
@@ -92,6 +92,8 @@ class StepGraph:
             (layers or groups of layers) that one unit stands for.
         tokens: tokens per sequence each described layer must reach, by layer.
         constant_bytes: bytes per tier that no variable changes.
+        buffer_edges: (operation, operation it waits for, lag) that stand for a buffer being free.
+            A plan that leaves a tenant out waits less, so bounds do without them.
     """
 
     operations: list[Operation]
@@ -101,6 +103,7 @@ class StepGraph:
     constant_bytes: dict[str, float]
     schedule: Schedule
     cycles: int = 1
+    buffer_edges: frozenset[tuple[int, int, int]] = frozenset()
 
     def durations(self, values: Sequence[float]) -> list[float]:
         """Seconds of every operation for given values of the variables."""

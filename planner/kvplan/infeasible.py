@@ -1,56 +1,137 @@
-"""Why nothing fits, and the smallest change that makes a plan possible."""
+"""Why nothing fits, and the smallest change that makes a plan possible.
+
+A change is only advised after a plan was found with it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 
 from kvplan import fluid
 from kvplan.candidates import bounded_candidates, schedules, unit_graph
 from kvplan.errors import InfeasibleError
+from kvplan.fitting import fitted, simplest
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
-from kvplan.units import format_bytes
+from kvplan.units import GIB, KIB, MIB, format_bytes
+from kvplan.workload import Workload
+
+SLACK = (1.0, 1.02, 1.1, 1.3, 2.0, 4.0)
+"""Factors on the shortfall that are tried in turn: rounding to blocks needs a little more."""
+
+FLAGS = {"hbm": "--hbm", "dram": "--dram", "pinned": "--pinned", "disk": "--disk"}
 
 
 def explain_infeasible(scenario: Scenario) -> InfeasibleError:
     """Which budget binds, and the smallest change that makes a plan possible."""
+    short = least_shortfall(scenario)
+    tier = max(sorted(short), key=lambda t: short[t])
+    have = scenario.capacity[tier]
+    changes = [
+        change
+        for change in (
+            larger_budget(scenario, tier, short),
+            smaller_batch(scenario),
+            streamed_weights(scenario),
+        )
+        if change
+    ]
+    change = " or ".join(changes) or "take a machine with more memory or a smaller model"
+    missing = format_bytes(max(short[tier], 1.0))
+    return InfeasibleError(tier, f"{missing} short of a budget of {format_bytes(have)}", change)
+
+
+def least_shortfall(scenario: Scenario) -> dict[str, float]:
+    """Bytes missing per tier for the schedule that misses least."""
     stream = scenario.options.weights != "resident"
-    least: tuple[float, dict[str, float]] | None = None
+    least: dict[str, float] | None = None
     for schedule in schedules(scenario, stream, min(scenario.options.queue_depths)):
         unit = unit_graph(scenario, schedule)
         found = fluid.shortfall(unit, scenario.classes, scenario.capacity, scenario.quality)
-        total = sum(found.shortfall_bytes.values())
-        if least is None or total < least[0]:
-            least = (total, found.shortfall_bytes)
-    assert least is not None
-    short = {tier: size for tier, size in least[1].items() if size > 0.5}
-    short = short or {"hbm": float(scenario.workload.block)}
-    tier = max(sorted(short), key=lambda t: short[t])
-    flag = {"hbm": "--hbm", "dram": "--dram", "pinned": "--pinned", "disk": "--disk"}[tier]
-    have = scenario.capacity[tier]
-    change = f"give {flag} at least {format_bytes(have + short[tier] * 1.01)}"
-    smaller = largest_batch(scenario)
-    if smaller:
-        change += f" or lower --batch to {smaller}"
-    return InfeasibleError(
-        tier, f"{format_bytes(short[tier])} short of a budget of {format_bytes(have)}", change
-    )
+        missing = found.shortfall_bytes
+        if least is None or sum(missing.values()) < sum(least.values()):
+            least = missing
+    assert least is not None, "a search has at least one schedule"
+    if max(least.values()) < 1.0:  # fits on average; whole blocks do not
+        return {**least, "hbm": 1.0}
+    return least
 
 
-def largest_batch(scenario: Scenario) -> int:
-    """The largest smaller batch that some schedule can hold; 0 if none."""
+def larger_budget(scenario: Scenario, tier: str, short: dict[str, float]) -> str | None:
+    """The smallest larger budget of a tier with which a plan was found, in words."""
+    for wanted in budgets_to_try(scenario, tier, short):
+        budgets = scenario.budgets
+        if tier == "hbm":
+            card = scenario.hardware.gpu.memory_bytes
+            needed = wanted + budgets.reserve_bytes
+            if needed > card:
+                return None
+            share = max(budgets.utilisation, math.ceil(needed / card * 100) / 100)
+            changed = dataclasses.replace(budgets, hbm_bytes=needed, utilisation=min(share, 1.0))
+            words = f"give --hbm at least {compact(needed)}"
+            if share > budgets.utilisation:
+                words += f" and --utilisation {min(share, 1.0):g}"
+        else:
+            changed = dataclasses.replace(budgets, **{f"{tier}_bytes": wanted})
+            words = f"give {FLAGS[tier]} at least {compact(wanted)}"
+            if tier == "pinned" and wanted > scenario.capacity["dram"]:
+                return None
+        if plan_exists(dataclasses.replace(scenario, budgets=changed)):
+            return words
+    return None
+
+
+def budgets_to_try(scenario: Scenario, tier: str, short: dict[str, float]) -> Iterator[int]:
+    """Whole sizes above what is missing, each easy to type."""
+    for factor in SLACK:
+        need = scenario.capacity[tier] + max(short[tier], 1.0) * factor
+        unit = GIB // 10 if need >= GIB else MIB if need >= MIB else KIB
+        yield math.ceil(need / unit) * unit
+
+
+def compact(size: int) -> str:
+    """A size that can be typed and is no smaller.
+
+    >>> compact(1536), compact(3 * 2**20), compact(int(12.34 * 2**30))
+    ('2KiB', '3MiB', '12.4GiB')
+    """
+    if size >= GIB:
+        return f"{math.ceil(size / GIB * 10) / 10:g}GiB"
+    return f"{math.ceil(size / MIB)}MiB" if size >= MIB else f"{math.ceil(size / KIB)}KiB"
+
+
+def smaller_batch(scenario: Scenario) -> str | None:
+    """The largest smaller batch for which a plan was found, in words."""
     low, high = 0, scenario.workload.batch
     while high - low > 1:
-        batch = (low + high) // 2
-        workload = dataclasses.replace(scenario.workload, batch=batch, micro_batches=1)
-        trial = dataclasses.replace(scenario, workload=workload)
-        if fits(trial):
-            low = batch
+        middle = (low + high) // 2
+        if plan_exists(with_batch(scenario, middle)):
+            low = middle
         else:
-            high = batch
-    return low
+            high = middle
+    return f"lower --batch to {low}" if low else None
 
 
-def fits(scenario: Scenario) -> bool:
-    """Whether any schedule has a fluid plan, or everything is resident."""
-    return everything_resident(scenario) is not None or bool(bounded_candidates(scenario))
+def with_batch(scenario: Scenario, batch: int) -> Scenario:
+    """The scenario with another batch, in one micro-batch."""
+    workload: Workload = dataclasses.replace(scenario.workload, batch=batch, micro_batches=1)
+    return dataclasses.replace(scenario, workload=workload)
+
+
+def streamed_weights(scenario: Scenario) -> str | None:
+    """Whether letting weights be streamed is enough, in words."""
+    if scenario.options.weights != "resident":
+        return None
+    options = dataclasses.replace(scenario.options, weights="auto")
+    fits = plan_exists(dataclasses.replace(scenario, options=options))
+    return "let weights be streamed (--weights auto)" if fits else None
+
+
+def plan_exists(scenario: Scenario) -> bool:
+    """Whether a plan that fits is found for a scenario."""
+    if everything_resident(scenario) is not None:
+        return True
+    candidates = sorted(bounded_candidates(scenario), key=lambda c: c.bound_s)
+    return any(fitted(scenario, c) or simplest(scenario, c) for c in candidates[:3])

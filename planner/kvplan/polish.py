@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from kvplan import certificate, program
-from kvplan.candidates import PATTERNS, Candidate, fractional, unit_graph, unit_layers
+from kvplan.candidates import PATTERNS, Candidate, cyclic, fractional, unit_graph, unit_layers
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted
 from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
 from kvplan.step import StepGraph, build_step
 
-GOOD_GAP = 5e-3
+GOOD_GAP = 1e-2
 """A gap above this share is worth solving the full program for."""
 
 SLIVER = 0.08
@@ -84,7 +84,7 @@ def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate 
 
     The pattern ``program`` keeps what the relaxed program uses for more than a sliver of a stage.
     """
-    unit = unit_layers(scenario.model, candidate.schedule)
+    unit = unit_layers(scenario.model, cyclic(candidate.schedule))
     layers = list(range(len(scenario.model.layers))) if unit is None else unit
     if pattern == "program":
         structure = program_structure(scenario, candidate, layers)
@@ -93,7 +93,12 @@ def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate 
     if structure is None:
         return None
     graph = build_step(
-        scenario.model, scenario.hardware, scenario.workload, candidate.schedule, structure, unit
+        scenario.model,
+        scenario.hardware,
+        scenario.workload,
+        cyclic(candidate.schedule),
+        structure,
+        unit,
     )
     statement = program.state(
         graph, scenario.capacity, quality=scenario.quality, block=scenario.workload.block

@@ -8,6 +8,7 @@ is named after the function that states it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,7 +110,7 @@ def state(
         program.column(f"start[{index},{operation.operation}]", None, time_s)
     program.period = program.column("T", None, time_s)
     durations = define_duration(program, relaxed, time_s)
-    define_precedence(program, durations)
+    define_precedence(program, durations, graph.buffer_edges if relaxed else frozenset())
     define_tokens(program)
     define_even_stages(program, block)
     buffers = define_buffer(program)
@@ -170,11 +171,17 @@ def in_proportion(piece: Piece, ceiling: float) -> Piece:
     return Piece(0.0, piece.s_per_unit + piece.fixed_s / ceiling)
 
 
-def define_precedence(program: Program, durations: Sequence[Affine]) -> None:
+def define_precedence(
+    program: Program,
+    durations: Sequence[Affine],
+    without: AbstractSet[tuple[int, int, int]] = frozenset(),
+) -> None:
     """For each edge (a, lag) of b: start[a] + d[a] - lag * T <= start[b]."""
     start, period = program.start, program.period
     for index, operation in enumerate(program.graph.operations):
         for before, lag in operation.after:
+            if (index, before, lag) in without:
+                continue
             terms, constant = durations[before]
             row = dict(terms)
             if before != index:

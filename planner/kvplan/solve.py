@@ -22,7 +22,7 @@ from kvplan.candidates import (
     try_on_unit,
 )
 from kvplan.evaluate import Evaluation
-from kvplan.fitting import fitted
+from kvplan.fitting import fitted, simplest
 from kvplan.infeasible import explain_infeasible
 from kvplan.polish import GOOD_GAP, tighten
 from kvplan.resident import everything_resident
@@ -30,6 +30,12 @@ from kvplan.scenario import Scenario
 
 LARGE_GAP = 1e-2
 """A gap above this share is worth smaller blocks."""
+
+PATIENCE = 3
+"""Judged candidates without a gain that end a round."""
+
+LIKELY = 6
+"""Candidates tried again with smaller blocks."""
 
 GEMM_TILE = 128
 """Rows that a matrix product works on at once; blocks are kept at multiples of it."""
@@ -80,9 +86,12 @@ def search(scenario: Scenario) -> Search:
         try_on_unit(scenario, candidate)
     candidates += deeper_candidates(scenario, candidates)
     best, chosen, judged = judge(scenario, candidates)
+    if best is None:
+        best, chosen = simplest_of(scenario, candidates)
     if best is None or chosen is None:
         raise explain_infeasible(scenario)
     block = scenario.workload.block
+    likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
     if best.step_s > min(c.bound_s for c in candidates) * (1 + GOOD_GAP):
         best, chosen, extra = tighten(scenario, candidates, best, chosen)
         judged += extra
@@ -90,7 +99,8 @@ def search(scenario: Scenario) -> Search:
         if best.step_s <= min(c.bound_s for c in candidates) * (1 + LARGE_GAP):
             break
         workload = dataclasses.replace(scenario.workload, block=finer)
-        trial, of, extra = judge(dataclasses.replace(scenario, workload=workload), candidates)
+        finer_scenario = dataclasses.replace(scenario, workload=workload)
+        trial, of, extra = judge(finer_scenario, likely)
         judged += extra
         if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
             best, chosen, block = trial, of, finer
@@ -111,6 +121,7 @@ def without_offload(scenario: Scenario, resident: Evaluation) -> Search:
 def finer_blocks(scenario: Scenario) -> Iterator[int]:
     """Halves of the block size whose rows over a micro-batch still fill whole GEMM tiles."""
     block = scenario.workload.block
+    likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
     while (
         scenario.options.refine_blocks
         and block % 2 == 0
@@ -121,23 +132,41 @@ def finer_blocks(scenario: Scenario) -> Iterator[int]:
         yield block
 
 
+def simplest_of(
+    scenario: Scenario, candidates: Sequence[Candidate]
+) -> tuple[Evaluation | None, Candidate | None]:
+    """The best simple plan, where rounding found none that fits."""
+    found = [(simplest(scenario, candidate), candidate) for candidate in candidates]
+    fitting = [(evaluation, candidate) for evaluation, candidate in found if evaluation]
+    if not fitting:
+        return None, None
+    return min(fitting, key=lambda pair: pair[0].step_s)
+
+
 def judge(
     scenario: Scenario, candidates: Sequence[Candidate]
 ) -> tuple[Evaluation | None, Candidate | None, int]:
-    """Round and play the best candidates whole, until no other can be better by more than NEAR."""
+    """Round and play the best candidates whole, until no other can be better by more than NEAR.
+
+    Where layers differ there are no trials to go by; then PATIENCE candidates without a gain end
+    the round.
+    """
     least = min(c.trial_s for c in candidates)
     near = [c for c in candidates if c.trial_s <= least * (1 + NEAR)]
     rest = sorted((c for c in candidates if c not in near), key=lambda c: c.trial_s)
     best: Evaluation | None = None
     chosen: Candidate | None = None
-    judged = 0
+    judged = idle = 0
     for candidate in [*sorted(near, key=simplicity), *rest]:
         if best is not None and best.step_s <= candidate.trial_s * (1 + NEAR):
             break
+        if best is not None and idle >= PATIENCE:
+            break
         evaluation = fitted(scenario, candidate)
         judged += 1
+        idle += 1
         if evaluation is not None and (
             best is None or evaluation.step_s < best.step_s * (1 - NEAR)
         ):
-            best, chosen = evaluation, candidate
+            best, chosen, idle = evaluation, candidate, 0
     return best, chosen, judged

@@ -94,8 +94,7 @@ class _Builder:
         operations = self.graph.operations
         edges = [(a, 0) if isinstance(a, int) else a for a in after]
         if self.schedule.mode == "eager" and operation.kernels:
-            launch = affine(operation.kernels * self.hardware.gpu.launch_s, 0.0)
-            edges.append((self.add(Operation("launch", "cpu", launch, layer=operation.layer)), 0))
+            edges.append((self.add(self.launch(operation)), 0))
         index = len(operations)
         if operation.resource is not None:
             if operation.resource in self.last:
@@ -108,6 +107,20 @@ class _Builder:
         operation.after = edges
         operations.append(operation)
         return index
+
+    def launch(self, operation: Operation) -> Operation:
+        """The launching thread's part of an operation, absent where the operation is."""
+        curve = affine(operation.kernels * self.hardware.gpu.launch_s, 0.0)
+        return Operation(
+            "launch",
+            "cpu",
+            curve,
+            operation.variables,
+            layer=operation.layer,
+            micro_batch=operation.micro_batch,
+            stage=operation.stage,
+            ceiling=operation.ceiling,
+        )
 
     def variable(self, layer: int, stage: int | None, path: Path) -> int:
         """Index of the tokens of a layer and stage that take a path."""
@@ -449,7 +462,7 @@ class _Builder:
                 affine(seconds, 0.0),
                 layer=self.layers[-1],
                 micro_batch=micro_batch,
-                kernels=cost.HEAD_KERNELS,
+                kernels=cost.HEAD_KERNELS / self.repeat,
             ),
             [finish],
         )
@@ -461,6 +474,7 @@ class _Builder:
         operations = self.graph.operations
         rings = [self.staging, self.weights, *self.disk.values()]
         edges = [edge for ring in rings if ring.enters for edge in ring.edges()]
+        self.graph.buffer_edges = frozenset(edges)
         edges += [(self.first[r], self.last[r], 1) for r in self.first]
         edges += [(project, self.finished[m], 1) for m, project in self.projects.items()]
         barrier = self.schedule.boundary == "barrier"

@@ -18,6 +18,7 @@ from kvplan.hardware import HardwareProfile, number_paths, override, scaled
 from kvplan.hardware_file import parse_hardware
 from kvplan_validate.hardware_document import default_name, fit, residuals, to_toml
 from kvplan_validate.measure import REGISTRY, Machine, Measured, Measurement, Sampled
+from kvplan_validate.measure.base import NO_TIME
 from kvplan_validate.profile import Step, run_profile, selected
 
 RAW: dict[str, Any] = json.loads((Path(__file__).parent / "raw_profile.json").read_text())
@@ -184,11 +185,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTorch:
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key != "disk.read"])
 def test_gpu_code_runs_on_a_stand_in(stand_in: FakeTorch, key: str) -> None:
-    raw = run_profile([key], 60.0)
+    raw = run_profile([key], 5.0)
     entry = raw["measurements"][key]
     assert entry["state"] == "measured", entry["reason"]
-    errors = [p["error"] for p in entry["points"] if "error" in p and "8_" not in str(p["at"])]
-    assert not errors or key == "matmul.formats"
+    errors = {p["error"] for p in entry["points"] if "error" in p} - {NO_TIME}
+    assert not errors or key == "matmul.formats"  # the CPU lacks some of the formats
     assert stand_in.registered == 0
     parse_hardware(to_toml(raw, default_name(raw), "Stand-in"))
 
@@ -247,9 +248,9 @@ def test_attention_points_are_checked() -> None:
 
 def curves(profile: HardwareProfile) -> list[Curve]:
     gpu = profile.gpu
-    rows = [*gpu.gemm, *gpu.attention_shapes]
+    found = [row.seconds for row in gpu.gemm] + [row.seconds for row in gpu.attention_shapes]
     some = [gpu.attention, gpu.linear, profile.h2d.copy, profile.d2h.copy]
-    return [row.seconds for row in rows] + [curve for curve in some if curve]
+    return found + [curve for curve in some if curve]
 
 
 def test_curves_are_convex_and_residuals_are_those_of_the_reader() -> None:

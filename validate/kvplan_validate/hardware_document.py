@@ -82,10 +82,10 @@ def _fits(table: Any, path: str, of: str) -> Iterator[dict[str, Any]]:
 
 
 def fit(points: list[tuple[float, float]]) -> Curve:
-    """The curve that a hardware file's reader makes of points: convex, never the best rate above.
+    """The curve that a hardware file's reader makes of points: convex, never above the best rate.
 
-    >>> len(fit([(1.0, 3.0), (2.0, 3.5), (4.0, 7.5)]).pieces)
-    3
+    >>> [fit([(1.0, 3.0), (2.0, 3.5), (4.0, 7.5)]).seconds(v) for v in (1.0, 2.0, 4.0)]
+    [3.0, 3.5, 7.5]
     """
     return latest(through(points), affine(0.0, min(y / x for x, y in points)))
 
@@ -150,10 +150,11 @@ def _flop(figures: Figures) -> dict[str, Any]:
     rebuild = best_rate(figures, "matmul.rebuild", "TFLOP/s", dtype="fp16")
     half = [rate for rate in (rates["fp16"], rebuild) if rate]
     best = max(half, key=lambda rate: float(rate["value"]), default=None)
-    rates["fp16"] = best or assumed(50, "TFLOP/s", STAND_IN)
+    fp16 = best or assumed(50, "TFLOP/s", STAND_IN)
+    rates["fp16"] = fp16
     if rates["bf16"] is None:
         rule = "the fp16 rate: tensor cores run both alike"
-        rates["bf16"] = assumed(float(rates["fp16"]["value"]), "TFLOP/s", rule)
+        rates["bf16"] = assumed(float(fp16["value"]), "TFLOP/s", rule)
     return {dtype: rate for dtype, rate in rates.items() if rate}
 
 

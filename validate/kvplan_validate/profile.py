@@ -96,28 +96,9 @@ def run_profile(
     begin = time.monotonic()
     chosen = selected(select, registry)
     machine = Machine.here(scratch)
-    end = begin + budget_s
     facts = machine.facts() | {"scratch_free_bytes": _free_bytes(machine)}
-    results: dict[str, Any] = {}
     machine.warm_up()
-    refused = {m.key: machine_refuses(m, machine) for m in chosen}
-    waiting = [m for m in chosen if refused[m.key] is None]
-    runs = len(waiting)
-    for measurement in chosen:
-        left_s = end - time.monotonic()
-        why = refused[measurement.key] or (NO_TIME if left_s <= 0 else None)
-        if why is None:
-            weights = sum(m.seconds for m in waiting)
-            if progress is not None:
-                number = runs - len(waiting) + 1
-                about_s = min(left_s, weights)
-                progress(Step(key=measurement.key, number=number, of=runs, left_s=about_s))
-            share_s = max(
-                left_s * measurement.seconds / weights, min(left_s, budget_s * LEAST_SHARE)
-            )
-            machine.clock = Clock(time.monotonic() + share_s)
-            waiting.remove(measurement)
-        results[measurement.key] = _result(measurement, machine, why)
+    results = _in_turn(chosen, machine, begin + budget_s, budget_s * LEAST_SHARE, progress)
     return {
         "kvplan_profile": RAW_VERSION,
         "machine": facts,
@@ -125,6 +106,32 @@ def run_profile(
         "took_s": round(time.monotonic() - begin, 3),
         "measurements": results,
     }
+
+
+def _in_turn(
+    chosen: Sequence[Measurement],
+    machine: Machine,
+    end_s: float,
+    least_s: float,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Entries of all measurements; what one does not use of its time goes to those after it."""
+    refused = {m.key: machine_refuses(m, machine) for m in chosen}
+    waiting = [m for m in chosen if refused[m.key] is None]
+    runs, results = len(waiting), {}
+    for measurement in chosen:
+        left_s = end_s - time.monotonic()
+        why = refused[measurement.key] or (NO_TIME if left_s <= 0 else None)
+        if why is None:
+            weights = sum(m.seconds for m in waiting)
+            if progress is not None:
+                number, about_s = runs - len(waiting) + 1, min(left_s, weights)
+                progress(Step(key=measurement.key, number=number, of=runs, left_s=about_s))
+            share_s = max(left_s * measurement.seconds / weights, min(left_s, least_s))
+            machine.clock = Clock(time.monotonic() + share_s)
+            waiting.remove(measurement)
+        results[measurement.key] = _result(measurement, machine, why)
+    return results
 
 
 def machine_refuses(measurement: Measurement, machine: Machine) -> str | None:

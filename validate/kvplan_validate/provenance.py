@@ -10,6 +10,9 @@ from kvplan_validate.figures import Figures, spread_note
 STAND_IN = "a stand-in of a small PCIe 4.0 x16 card, not this machine: it was not measured"
 """Rule of every number of a GPU that is not there."""
 
+NOISE_S = 1e-9
+"""A difference of two times that is smaller says nothing."""
+
 
 def measured(figures: Figures, value: float, unit: str, key: str, note: str = "") -> dict[str, Any]:
     """A number that was measured; ``key`` says where in the raw results."""
@@ -35,9 +38,9 @@ def best_rate(figures: Figures, key: str, unit: str, **at: object) -> dict[str, 
 
 
 def median_time(figures: Figures, key: str, **at: object) -> dict[str, Any] | None:
-    """A measured median as a number in microseconds; None if missing."""
+    """A measured median as a number in microseconds; None if missing or lost in the noise."""
     points = figures.points(key, **at)
-    if not points:
+    if not points or points[0]["median"] < NOISE_S:
         return None
     where = "".join(f", {name} {value}" for name, value in at.items())
     seconds = float(points[0]["median"])

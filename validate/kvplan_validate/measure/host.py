@@ -71,7 +71,7 @@ class Attention(Series):
     @contextmanager
     def _bench(self, machine: Machine) -> Iterator[Blocks]:
         size = min(SIZE, machine.free_dram_bytes() // 8)
-        while size > 8 << 20 and machine.clock.left_s() < 16 * size / SIZE:
+        while size > 8 << 20 and machine.clock.left_s() < 8 * size / SIZE:
             size //= 2  # a slow machine or a short budget
         threads = machine.torch.get_num_threads()
         try:
