@@ -121,7 +121,6 @@ def without_offload(scenario: Scenario, resident: Evaluation) -> Search:
 def finer_blocks(scenario: Scenario) -> Iterator[int]:
     """Halves of the block size whose rows over a micro-batch still fill whole GEMM tiles."""
     block = scenario.workload.block
-    likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
     while (
         scenario.options.refine_blocks
         and block % 2 == 0
