@@ -150,15 +150,17 @@ def test_host_attention_beside_fetch() -> None:
     """The CPU attends 3 tokens per ms, the link brings 1; both at once.
 
     The partial result of 4 heads x (16 + 1) x 4 bytes takes 1.0625 ms on the link, as latency.
-    F = (1000 - F)/3 + 1.0625, so T = F = 250 + 0.75 x 1.0625. Duals (fluid, which has no
-    latency): l + c = 1 and l = c/3, so 1/4 and 3/4.
+    F = (1000 - F)/3 + 1.0625, so T = F = 250 + 0.75 x 1.0625. The fluid program charges the
+    latency in proportion, k = 1/3 + 1.0625/1000 ms per token, so T = F = 1000 k/(1 + k). Its
+    duals: l + c = 1 and l = c k, so k/(1 + k) for the link; the rest is the chain of the layer's.
     """
     answer = ask(ideal(link=LINK, host=3 * LINK), ["fetch", "attend_host"])
     assert answer.ms == near(250 + 0.75 * 1.0625)
     assert answer.tokens["fetch"] == near(answer.ms)
-    assert answer.fluid_ms == near(250)
-    assert answer.resource["h2d"] == near(0.25)
-    assert answer.resource["host"] == near(0.75)
+    k = 1 / 3 + 1.0625 / 1000
+    assert answer.fluid_ms == near(1000 * k / (1 + k))
+    assert answer.resource["h2d"] == near(k / (1 + k))
+    assert answer.resource["host"] == near(0)
 
 
 def test_one_buffer_is_serial() -> None:

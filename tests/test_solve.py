@@ -174,8 +174,10 @@ def test_infeasible_names_a_budget_and_a_change_that_works(budget: str) -> None:
     with pytest.raises(InfeasibleError) as caught:
         search(scenario)
     assert caught.value.budget == budget
-    match = re.fullmatch(r"give --(\w+) at least (.+?)( or lower --batch to (\d+))?",
-                         caught.value.change)  # fmt: skip
+    match = re.fullmatch(
+        r"give --(\w+) at least (\S+)( or lower --batch to (\d+))?( or let weights .*)?",
+        caught.value.change,
+    )
     assert match is not None, caught.value.change
     assert match[1] == budget
     wider = replace(scenario.budgets, **{f"{budget}_bytes": parse_bytes(match[2])})

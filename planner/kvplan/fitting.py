@@ -35,12 +35,28 @@ def round_to(
 
 
 def fitted(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
+    """The best whole-block plan of a candidate that fits every tier; None if rounding finds none.
+
+    What attends tokens where they lie needs the query first and cannot work ahead, as the link
+    does, so a layer with one block more there is late. Whole blocks below and above the wanted
+    tokens, the same in all equal layers, are tried beside blocks that differ between layers.
+    """
+    trials = [candidate]
+    for up in (False, True):
+        whole = whole_blocks_away(scenario, candidate, up=up)
+        if whole is not None:
+            trials.append(whole)
+    found = [fit(scenario, trial) for trial in trials]
+    fitting = [evaluation for evaluation in found if evaluation is not None]
+    return min(fitting, key=lambda e: e.step_s, default=None)
+
+
+def fit(scenario: Scenario, trial: Candidate) -> Evaluation | None:
     """Round a candidate; where rounding overflows a tier, plan again with that much less."""
     capacity = dict(scenario.capacity)
     layers = len(scenario.model.layers)
-    trial = whole_blocks_away(scenario, candidate)
     quality = {**scenario.quality, **away_shares(scenario, trial)}
-    margin = block_bytes(scenario, candidate.unit)
+    margin = block_bytes(scenario, trial.unit)
     for _ in range(8):
         allocation = round_to(scenario, trial, trial.pattern, scenario.workload.block, layers)
         evaluation = evaluate(
@@ -95,45 +111,40 @@ def away_shares(scenario: Scenario, candidate: Candidate) -> dict[str, float]:
     shares: dict[str, float] = {}
     for wanted in targets(scenario, candidate.relaxation):
         for name, tokens in wanted.items():
-            if REGISTRY[name].attends == "away" and total:
+            if attends(name, "away") and total:
                 shares[name] = shares.get(name, 0.0) + tokens / total
     return shares
 
 
-def whole_blocks_away(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """The candidate with whole blocks attended where they lie, the same in all equal layers.
+def whole_blocks_away(scenario: Scenario, candidate: Candidate, *, up: bool) -> Candidate | None:
+    """The candidate with whole blocks attended where they lie; staged paths take up the rest.
 
-    The link can work ahead and make up for a layer with one block more; what attends elsewhere
-    needs the query first and cannot, so a layer with one block more there is late.
+    Returns:
+        None where nothing is attended away, or nothing is staged that could take up the rest.
     """
     block, tokens = scenario.workload.block, dict(candidate.relaxation.tokens)
     changed = False
     for (of, name), count in candidate.relaxation.tokens.items():
-        if name not in REGISTRY or REGISTRY[name].attends != "away":
+        if not attends(name, "away") or count <= 0:
             continue
-        whole = float(int(count / block + 1e-6) * block)
-        if abs(whole - count) < 1e-6 * block:
-            continue
-        others = {
-            k: t
-            for k, t in tokens.items()
-            if k[0] == of
-            and k[1] != name
-            and t > 0
-            and k[1] in REGISTRY
-            and REGISTRY[k[1]].attends == "stage"
-        }
-        if not others:
-            continue
+        whole = float((int(count / block + 1e-6) + up) * block)
+        others = {k: t for k, t in tokens.items() if k[0] == of and attends(k[1], "stage")}
         total = sum(others.values())
-        for key, t in others.items():
-            tokens[key] = t * (1 + (count - whole) / total)
+        if total <= whole - count:
+            return None
+        for key, staged in others.items():
+            tokens[key] = staged * (1 + (count - whole) / total)
         tokens[of, name] = whole
         changed = True
     if not changed:
-        return candidate
+        return None
     relaxation = dataclasses.replace(candidate.relaxation, tokens=tokens)
     return dataclasses.replace(candidate, relaxation=relaxation)
+
+
+def attends(name: str, place: str) -> bool:
+    """Whether a name is a path whose tokens are attended in a place."""
+    return name in REGISTRY and REGISTRY[name].attends == place
 
 
 def block_bytes(scenario: Scenario, graph: StepGraph) -> dict[str, float]:

@@ -33,6 +33,7 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
         change
         for change in (
             larger_budget(scenario, tier, short),
+            smaller_reserve(scenario, tier, short),
             smaller_batch(scenario),
             streamed_weights(scenario),
         )
@@ -80,6 +81,22 @@ def larger_budget(scenario: Scenario, tier: str, short: dict[str, float]) -> str
                 return None
         if plan_exists(dataclasses.replace(scenario, budgets=changed)):
             return words
+    return None
+
+
+def smaller_reserve(scenario: Scenario, tier: str, short: dict[str, float]) -> str | None:
+    """The largest smaller reserve with which a plan was found, in words."""
+    budgets = scenario.budgets
+    if tier != "hbm" or not budgets.reserve_bytes:
+        return None
+    whole = dataclasses.replace(scenario, budgets=dataclasses.replace(budgets, reserve_bytes=0))
+    for need in budgets_to_try(scenario, tier, short):
+        left = int(whole.capacity["hbm"] - need) // MIB * MIB
+        if left < 0:
+            return None
+        changed = dataclasses.replace(budgets, reserve_bytes=left)
+        if plan_exists(dataclasses.replace(scenario, budgets=changed)):
+            return f"lower --reserve to {left // MIB}MiB"
     return None
 
 

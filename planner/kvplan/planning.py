@@ -11,9 +11,10 @@ import msgspec
 import scipy
 
 import kvplan
+from kvplan import cost, fluid
 from kvplan.allocation import Allocation, Segment, tokens_by_path
 from kvplan.baselines import Rung, ladder
-from kvplan.candidates import NEAR
+from kvplan.candidates import NEAR, unit_graph
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.hardware import OVERRIDES, HardwareProfile, override
@@ -37,6 +38,7 @@ from kvplan.plan import (
     WorkloadInput,
     layer_runs,
 )
+from kvplan.resident import everything_resident
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import Search, search
@@ -168,38 +170,41 @@ def predict(scenario: Scenario, best: Evaluation, found: Search | None = None) -
         memory_bytes={t: float(b) for t, b in sorted(best.memory_bytes.items())},
         capacity_bytes={t: float(b) for t, b in sorted(scenario.capacity.items())},
         moved_bytes={r: float(b) for r, b in sorted(moved.items())},
-        values=values(scenario, best, found) if found else [],
+        values=values(scenario, found) if found else [],
         confidence=confidence(scenario.hardware),
     )
 
 
-def values(scenario: Scenario, best: Evaluation, found: Search) -> list[Value]:
-    """What a little more of each resource would save per step, from the program's duals."""
-    duals, hardware = found.relaxation, scenario.hardware
-    rate = hardware.h2d.copy.rate()
-    copying_s = _variable_s(best, "h2d", None)
-    rebuilding_s = _variable_s(best, "gpu", "rebuild")
-    link = duals.resource_weight.get("h2d", 0.0) * copying_s * (1.0 - rate / (rate + GB))
-    flop = duals.resource_weight.get("gpu", 0.0) * rebuilding_s * (1.0 - 1.0 / 1.1)
+def values(scenario: Scenario, found: Search) -> list[Value]:
+    """What a little more of each resource would save per step.
+
+    Memory: the duals of the program. Rates: the program's bound solved again with the better rate.
+    """
+    duals, hardware = found.relaxation.capacity_s_per_byte, scenario.hardware
+    link = hardware.h2d.copy.rate() + GB
+    flop = 1.1 * cost.flop_per_s(hardware, scenario.model.weight_dtype)
     listed = [
-        ("1 GiB more HBM", duals.capacity_s_per_byte.get("hbm", 0.0) * GIB),
-        ("1 GiB more host memory", duals.capacity_s_per_byte.get("dram", 0.0) * GIB),
-        ("1 GiB more pinned memory", duals.capacity_s_per_byte.get("pinned", 0.0) * GIB),
-        ("1 GB/s more link bandwidth", link),
-        ("10 % more FLOP/s", flop),
+        ("1 GiB more HBM", duals.get("hbm", 0.0) * GIB),
+        ("1 GiB more host memory", duals.get("dram", 0.0) * GIB),
+        ("1 GiB more pinned memory", duals.get("pinned", 0.0) * GIB),
+        ("1 GB/s more link bandwidth", saved_s(scenario, found, h2d_bytes_per_s=link)),
+        ("10 % more FLOP/s", saved_s(scenario, found, flop_per_s=flop)),
     ]
     return [Value(what=what, saved_s=saved) for what, saved in listed]
 
 
-def _variable_s(best: Evaluation, resource: str, kind: str | None) -> float:
-    """Seconds that a resource spends in proportion to volume, in one step."""
-    total = 0.0
-    for operation in best.graph.operations:
-        if operation.resource == resource and kind in (None, operation.operation):
-            volume = sum(best.values[v] for v in operation.variables)
-            at = max(operation.curve.pieces, key=lambda p: p.fixed_s + p.s_per_unit * volume)
-            total += at.s_per_unit * volume
-    return total * best.graph.cycles
+def saved_s(scenario: Scenario, found: Search, **better: float) -> float:
+    """Seconds that a better machine takes off the bound of the chosen schedule."""
+    changed: dict[str, Any] = dict(better)
+    try:
+        hardware = override(scenario.hardware, **changed)
+    except InputError:  # above what the slot can carry
+        return 0.0
+    faster = dataclasses.replace(scenario, hardware=hardware)
+    resident = everything_resident(faster)
+    graph = resident.graph if resident else unit_graph(faster, found.best.schedule)
+    relaxation = fluid.bound(graph, scenario.classes, scenario.capacity, scenario.quality)
+    return max(found.relaxation.step_s - relaxation.step_s, 0.0) if relaxation else 0.0
 
 
 def confidence(hardware: HardwareProfile) -> str:
