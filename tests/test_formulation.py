@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvplan import cost, program
+from kvplan.candidates import full_structure
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.candidates import full_structure
 from kvplan.step import build_step
 from kvplan.workload import Budgets, Workload
 

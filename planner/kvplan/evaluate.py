@@ -5,7 +5,7 @@ The search, the baselines and plans written by hand all come here; nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,11 +54,14 @@ class Evaluation:
 
     def overflow(self, capacity: dict[str, float]) -> tuple[str, float] | None:
         """The tier that holds most beyond its capacity, and by how many bytes; None if none."""
-        excess = {
-            tier: self.memory_bytes.get(tier, 0.0) - limit for tier, limit in capacity.items()
-        }
-        tier = max(sorted(excess), key=lambda t: excess[t])
-        return (tier, excess[tier]) if excess[tier] > 0.5 else None
+        return overflow(self.memory_bytes, capacity)
+
+
+def overflow(held: Mapping[str, float], capacity: Mapping[str, float]) -> tuple[str, float] | None:
+    """The tier that holds most beyond its capacity, and by how many bytes; None if none."""
+    excess = {tier: held.get(tier, 0.0) - limit for tier, limit in capacity.items()}
+    tier = max(sorted(excess), key=lambda t: excess[t])
+    return (tier, excess[tier]) if excess[tier] > 0.5 else None
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from kvplan import fluid
 from kvplan.allocation import Allocation, rounded
 from kvplan.candidates import Candidate, streamed, targets
-from kvplan.evaluate import Evaluation, evaluate
+from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
 from kvplan.step import StepGraph
@@ -59,18 +59,56 @@ def fit(scenario: Scenario, trial: Candidate) -> Evaluation | None:
     margin = block_bytes(scenario, trial.unit)
     for _ in range(8):
         allocation = round_to(scenario, trial, trial.pattern, scenario.workload.block, layers)
-        evaluation = evaluate(
-            scenario, trial.schedule, allocation, streamed(scenario, trial.relaxation)
-        )
-        over = evaluation.overflow(scenario.capacity)
+        shares = streamed(scenario, trial.relaxation)
+        held = memory_bytes(trial.unit, allocation, shares)
+        over = overflow(held, scenario.capacity)
         if over is None:
-            return evaluation
+            evaluation = evaluate(scenario, trial.schedule, allocation, shares)
+            over = evaluation.overflow(scenario.capacity)
+            if over is None:
+                return evaluation
         capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
         relaxation = fluid.bound(trial.unit, scenario.classes, capacity, quality)
         if relaxation is None:
             return None
         trial = dataclasses.replace(trial, relaxation=relaxation)
     return None
+
+
+def memory_bytes(
+    unit: StepGraph, allocation: Allocation, shares: Sequence[float]
+) -> dict[str, float]:
+    """Bytes per tier of a whole allocation, read off the graph of one unit.
+
+    Layer i of the model is layer i modulo the unit's length of the unit.
+    """
+    length = len(unit.tokens)
+    repeat = len(allocation) // length
+    index = {(v.layer, v.stage, v.path): i for i, v in enumerate(unit.variables)}
+    total = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 0.0) | unit.constant_bytes
+    largest = [0.0] * len(unit.buffers)
+    groups = 1 + max((v.stage for v in unit.variables if v.stage is not None), default=0)
+    for cycle in range(repeat):
+        values = [0.0] * len(unit.variables)
+        for layer in range(length):
+            number = cycle * length + layer
+            if (layer, None, "stream_weights") in index:
+                values[index[layer, None, "stream_weights"]] = shares[number]
+            for segment in allocation[number]:
+                stage = segment.stage
+                if stage is not None and unit.schedule.axis == "layer":
+                    stage -= cycle * groups
+                values[index[layer, stage, segment.path]] += segment.tokens
+        for variable, value in zip(unit.variables, values, strict=True):
+            for tier, size in variable.stored.items():
+                total[tier] = total.get(tier, 0.0) + size * value / repeat
+        for number, buffer in enumerate(unit.buffers):
+            sizes = (sum(b * values[v] for v, b in t.items()) for t in buffer.tenants)
+            largest[number] = max(largest[number], *sizes)
+    for size, buffer in zip(largest, unit.buffers, strict=True):
+        for tier in buffer.tiers:
+            total[tier] = total.get(tier, 0.0) + buffer.count * size
+    return total
 
 
 def simplest(scenario: Scenario, candidate: Candidate) -> Evaluation | None:

@@ -41,6 +41,7 @@ def llama() -> Scenario:
 
 def alternating() -> ModelSpec:
     """128 layers, every second one with a window of 4096 tokens; grouped heads."""
+
     def kind(window: int | None) -> LayerSpec:
         return LayerSpec(
             hidden=4096, query_heads=32, kv_heads=8, head_dim_k=128, head_dim_v=128, window=window,

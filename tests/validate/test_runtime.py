@@ -86,9 +86,19 @@ def random_allocation(
 
 
 def run_case(
-    seed: int, tmp_path: Path, *, grouped: bool, rope: bool, axis: str, micro_batches: int,
-    stream: bool, paths: list[str], steps: int = 3, dtype: Any = torch.float32,
-    device_name: str = "cpu", capture: bool = False,
+    seed: int,
+    tmp_path: Path,
+    *,
+    grouped: bool,
+    rope: bool,
+    axis: str,
+    micro_batches: int,
+    stream: bool,
+    paths: list[str],
+    steps: int = 3,
+    dtype: Any = torch.float32,
+    device_name: str = "cpu",
+    capture: bool = False,
 ) -> float:
     """Largest relative error of the residual over steps."""
     rng = random.Random(seed)
@@ -208,10 +218,18 @@ def test_quantised_paths_are_near(path: str, bound: float, tmp_path: Path) -> No
 def test_random_exact_plans_on_a_gpu(seed: int, capture: bool, tmp_path: Path) -> None:
     """Streams, events, host functions and kernels; fp16 rounding over three layers."""
     error = run_case(
-        seed, tmp_path, grouped=bool(seed & 1), rope=bool(seed & 2),
-        axis="token" if seed % 3 else "layer", micro_batches=1 + (seed % 4 == 3),
-        stream=seed % 5 == 4, paths=EXACT, dtype=torch.float16, device_name="cuda",
-        steps=1 if capture else 3, capture=capture,
+        seed,
+        tmp_path,
+        grouped=bool(seed & 1),
+        rope=bool(seed & 2),
+        axis="token" if seed % 3 else "layer",
+        micro_batches=1 + (seed % 4 == 3),
+        stream=seed % 5 == 4,
+        paths=EXACT,
+        dtype=torch.float16,
+        device_name="cuda",
+        steps=1 if capture else 3,
+        capture=capture,
     )
     assert error < 4e-3
 
@@ -220,7 +238,16 @@ def test_random_exact_plans_on_a_gpu(seed: int, capture: bool, tmp_path: Path) -
 @pytest.mark.parametrize(("path", "bound"), [("fetch_int8", 0.02), ("fetch_int4", 0.3)])
 def test_quantised_paths_on_a_gpu(path: str, bound: float, tmp_path: Path) -> None:
     error = run_case(
-        5, tmp_path, grouped=False, rope=True, axis="token", micro_batches=1, stream=False,
-        paths=["resident", path], steps=1, dtype=torch.float16, device_name="cuda",
+        5,
+        tmp_path,
+        grouped=False,
+        rope=True,
+        axis="token",
+        micro_batches=1,
+        stream=False,
+        paths=["resident", path],
+        steps=1,
+        dtype=torch.float16,
+        device_name="cuda",
     )
     assert 0 < error < bound
