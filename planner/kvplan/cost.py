@@ -19,9 +19,9 @@ PROJECT_KERNELS = 5
 ROTARY_KERNELS = 2
 """Rotating query and key, where the model does."""
 
-FINISH_KERNELS = 9
-"""The new token's attention, gathering partials (2), merge, output projection with residual, norm,
-MLP up, activation, MLP down with residual. As kvplan's runtime launches them."""
+FINISH_KERNELS = 8
+"""Gathering partials (2), merge with the new token, output projection with residual, norm, MLP up,
+activation, MLP down with residual. As kvplan's runtime launches them."""
 
 HEAD_KERNELS = 4
 """Final norm, vocabulary projection, choosing and embedding the token."""
@@ -107,8 +107,8 @@ def rebuild(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
 def attend(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> Curve:
     """Seconds of one partial decode attention; the curve's volume is bytes of K and V read.
 
-    Of the shapes that were measured, the one nearest in grouping, then in rows (sequences times KV
-    heads) is taken.
+    Of the shapes that were measured, the one nearest in rows (sequences times KV heads) is taken,
+    since rows are what the kernel spreads over the GPU; then the one nearest in grouping.
     """
     gpu = hardware.gpu
     if not gpu.attention_shapes:
@@ -116,8 +116,8 @@ def attend(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> Curve
     group, rows = layer.query_heads / layer.kv_heads, sequences * layer.kv_heads
 
     def distance(shape: AttentionCurve) -> tuple[float, float]:
-        apart = abs(math.log(shape.group / group))
-        return apart, abs(math.log(shape.sequences * shape.kv_heads / rows))
+        apart = abs(math.log(shape.sequences * shape.kv_heads / rows))
+        return apart, abs(math.log(shape.group / group))
 
     return min(gpu.attention_shapes, key=distance).seconds
 

@@ -168,7 +168,7 @@ def whole_blocks_away(scenario: Scenario, candidate: Candidate, *, up: bool) -> 
         whole = float((int(count / block + 1e-6) + up) * block)
         others = {k: t for k, t in tokens.items() if k[0] == of and attends(k[1], "stage")}
         total = sum(others.values())
-        if total <= whole - count:
+        if total <= max(whole - count, 0.0):
             return None
         for key, staged in others.items():
             tokens[key] = staged * (1 + (count - whole) / total)

@@ -54,7 +54,7 @@ def test_measurements_have_keys_and_sentences() -> None:
 
 def test_selection_by_key_and_by_group() -> None:
     assert [m.key for m in selected(["host", "copies.duplex"])] == [
-        "copies.duplex", "host.attention", "host.call", "host.round_trip",
+        "copies.duplex", "host.attention", "host.call", "host.hand_over",
     ]  # fmt: skip
     assert selected(None) == selected([""]) == list(REGISTRY)
     with pytest.raises(InputError, match="did you mean copies"):

@@ -75,34 +75,80 @@ if triton is not None:
         tl.store(place + half + column, (high * cos + low * sin).to(kind), mask=inside)
 
     @triton.jit
-    def _merge(outputs, lses, out, parts, rows, dim: tl.constexpr, block: tl.constexpr):
+    def _merge(
+        query,
+        tail,
+        outputs,
+        lses,
+        out,
+        parts,
+        count,
+        rows,
+        kv,
+        group,
+        stride_t,
+        stride_b,
+        scale,
+        dim: tl.constexpr,
+        block: tl.constexpr,
+    ):
         row = tl.program_id(0) * block + tl.arange(0, block)
         column = tl.arange(0, dim)[None, :]
         inside = row < rows
         row = row.to(tl.int64)
+        sequence = row // (kv * group)
+        head = row // group % kv
+        asked = tl.load(query + row[:, None] * dim + column, mask=inside[:, None], other=0.0)
+        asked = asked.to(tl.float32)
         most = tl.full((block,), float("-inf"), tl.float32)
-        for part in range(parts):
-            lse = tl.load(lses + part * rows + row, mask=inside, other=0.0)
-            most = tl.maximum(most, lse)
         total = tl.zeros((block,), tl.float32)
         summed = tl.zeros((block, dim), tl.float32)
+        for token in range(count):
+            place = tail + token * stride_t + sequence * stride_b + head * dim
+            place = place[:, None] + column
+            key = tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
+            value = tl.load(place + kv * dim, mask=inside[:, None], other=0.0).to(tl.float32)
+            score = tl.sum(asked * key, axis=1) * scale
+            larger = tl.maximum(most, score)
+            kept, weight = tl.exp(most - larger), tl.exp(score - larger)
+            total = total * kept + weight
+            summed = summed * kept[:, None] + weight[:, None] * value
+            most = larger
         for part in range(parts):
             lse = tl.load(lses + part * rows + row, mask=inside, other=0.0)
-            weight = tl.exp(lse - most)
-            total += weight
+            larger = tl.maximum(most, lse)
+            kept, weight = tl.exp(most - larger), tl.exp(lse - larger)
+            total = total * kept + weight
             place = outputs + (part * rows + row)[:, None] * dim + column
             value = tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
-            summed += weight[:, None] * value
+            summed = summed * kept[:, None] + weight[:, None] * value
+            most = larger
         merged = (summed / total[:, None]).to(out.dtype.element_ty)
         tl.store(out + row[:, None] * dim + column, merged, mask=inside[:, None])
 
 
-def merge(outputs: Tensor, lses: Tensor) -> Tensor:
-    """Join ``[P, ..., D]`` partial attentions by their ``[P, ...]`` log-sum-exp."""
-    dim, parts = outputs.shape[-1], outputs.shape[0]
-    rows = lses[0].numel()
-    out = torch.empty_like(outputs[0])
-    _merge[(triton.cdiv(rows, ROWS),)](outputs, lses, out, parts, rows, dim, ROWS)
+def merge(query: Tensor, tail: Tensor, outputs: Tensor, lses: Tensor) -> Tensor:
+    """Attend ``[t, B, 2, KV, D]`` new tokens and join ``[P, B, KV, G, D]`` partial attentions."""
+    batch, kv, group, dim = query.shape
+    rows = batch * kv * group
+    out = torch.empty_like(query)
+    _merge[(triton.cdiv(rows, ROWS),)](
+        query,
+        tail,
+        outputs,
+        lses,
+        out,
+        outputs.shape[0],
+        tail.shape[0],
+        rows,
+        kv,
+        group,
+        tail.stride(0),
+        tail.stride(1),
+        dim**-0.5,
+        dim,
+        ROWS,
+    )
     return out
 
 

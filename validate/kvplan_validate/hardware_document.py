@@ -119,9 +119,11 @@ def _gpu(figures: Figures) -> dict[str, Any]:
         if size
         else assumed(16, "GiB", STAND_IN),
         "hbm_bandwidth": read or assumed(300, "GB/s", STAND_IN),
-        "kernel": median_time(figures, "launch.kernel")
+        "kernel": median_time(figures, "launch.light")
+        or median_time(figures, "launch.kernel")
         or assumed(3, "us", "start and drain of one kernel inside a stream, a round figure"),
-        "launch": median_time(figures, "launch.eager", operation="mix")
+        "launch": median_time(figures, "launch.issue")
+        or median_time(figures, "launch.eager", operation="mix")
         or assumed(10, "us", "one launch from Python, a round figure"),
         "graph_launch": median_time(figures, "launch.graph", nodes=512, until="launched"),
         "flop": _flop(figures),
@@ -227,19 +229,19 @@ def _host(figures: Figures) -> dict[str, Any]:
 
 
 def _host_latency(figures: Figures) -> dict[str, Any]:
-    """Fixed time of one call: a round trip less both transfers, at least the call by itself."""
-    call = figures.median("host.call", dtype="fp16", kernel="bmm")
-    trip = figures.median("host.round_trip", work="attention")
+    """Fixed time of one call: a hand-over less both latencies, which are counted apart."""
+    call = figures.median("host.call", dtype="fp16", kernel="sdpa")
+    trip = figures.median("host.hand_over", work="attention")
     there, back = (
         figures.median("copies.latency", direction=direction, bytes=4096)
         for direction in ("d2h", "h2d")
     )
     if trip and there and back:
-        seconds = max(trip - there - back, call or 0.0)
-        key = "host.round_trip less copies.latency both ways, or host.call where that is more"
+        seconds = max(trip - there - back, 1e-6)
+        key = "host.hand_over less copies.latency both ways, at least 1 us"
         return measured(figures, seconds * 1e6, "us", key)
     if call:
-        return measured(figures, call * 1e6, "us", "host.call, dtype fp16, kernel bmm")
+        return measured(figures, call * 1e6, "us", "host.call, dtype fp16, kernel sdpa")
     return assumed(50, "us", "handing over to CPU threads and back, a round figure")
 
 

@@ -1,8 +1,8 @@
 """The arithmetic of a decode step in torch: partial attention, merge, rotary embedding, unpacking.
 
 Shapes: B sequences of a micro-batch, n tokens, H query heads, KV key-value heads, G = H / KV, D
-head dimension. K and V of a token lie beside each other: ``[n, B, 2, KV, D]`` (token-major), so that any
-run of tokens of the whole batch is one contiguous copy and one matrix product can write both.
+head dimension. K and V of a token lie beside each other: ``[n, B, 2, KV, D]`` (token-major), so
+that any run of tokens of the whole batch is one contiguous copy and one product writes both.
 """
 
 from __future__ import annotations
@@ -55,20 +55,24 @@ def host_attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor,
     return result[0], result[1]
 
 
-def merge(outputs: Tensor, lses: Tensor) -> Tensor:
-    """Join partial attentions by their log-sum-exp.
+def merge(query: Tensor, tail: Tensor, parts: list[Tensor], lses: list[Tensor]) -> Tensor:
+    """Attend the newest tokens and join partial attentions by their log-sum-exp.
 
     Args:
-        outputs: ``[P, B, KV, G, D]``.
-        lses: ``[P, B, KV, G]`` fp32; minus infinity for a part without tokens.
+        query: ``[B, KV, G, D]``.
+        tail: tokens generated since the plan began ``[t, B, 2, KV, D]``, the new one last.
+        parts: partial outputs ``[B, KV, G, D]``.
+        lses: their log-sum-exp ``[B, KV, G]`` in fp32.
 
     Returns:
-        ``[B, KV, G, D]`` in the dtype of the outputs.
+        ``[B, KV, G, D]``.
     """
-    if fused.available and outputs.is_cuda:
-        return fused.merge(outputs, lses)
-    weights = torch.softmax(lses, dim=0).to(outputs.dtype)
-    return torch.einsum("pbkgd,pbkg->bkgd", outputs, weights)
+    if fused.available and query.is_cuda and parts:
+        return fused.merge(query, tail, torch.stack(parts), torch.stack(lses))
+    out, lse = partial_attention(query, tail)
+    weights = torch.softmax(torch.stack([*lses, lse]), dim=0)
+    outputs = torch.stack([*parts, out])
+    return torch.einsum("pbkgd,pbkg->bkgd", outputs.float(), weights).to(query.dtype)
 
 
 def rotary_table(positions: int, dim: int, theta: float, device: torch.device) -> Tensor:

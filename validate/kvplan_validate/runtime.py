@@ -354,9 +354,8 @@ class Runtime:
         product = self._product(operation)
 
         def run() -> None:
-            out, lse = kernels.partial_attention(batch.query, tail[: self.generated + 1])
-            outputs = torch.stack([*batch.parts, out])
-            attended = kernels.merge(outputs, torch.stack([*batch.lses, lse]))
+            newest = tail[: self.generated + 1]
+            attended = kernels.merge(batch.query, newest, batch.parts, batch.lses)
             batch.hidden = self.decoder.finish(layer, batch.hidden, attended, product)
 
         return run

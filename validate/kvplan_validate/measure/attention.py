@@ -16,10 +16,14 @@ from kvplan_validate.measure.base import Sampled, Series, Setting
 from kvplan_validate.measure.machine import Machine
 
 HEAD_DIM = 128
-HEADS = ((32, 1), (8, 4), (4, 7))
-"""KV heads and query heads per KV head: multi-head, and grouped-query of 8B and 7B models."""
+SHAPES = (
+    (8, 32, 1), (32, 32, 1), (1, 32, 1), (4, 32, 1), (16, 32, 1), (64, 32, 1), (2, 32, 1),
+    (2, 8, 4), (1, 8, 4), (1, 4, 7), (16, 8, 4),
+)  # fmt: skip
+"""Sequences, KV heads and query heads per KV head; 4 to 2048 rows for the kernel to spread."""
 
-SEQUENCES = (16, 1, 64, 4)
+FEW_SHAPES = ((16, 32, 1), (1, 32, 1), (16, 8, 4))
+
 SIZES = tuple(1 << n for n in range(20, 32))
 """Bytes of K and V: 1 MiB to 2 GiB."""
 
@@ -47,24 +51,23 @@ class TokenMajor(Series):
     key = "attention.token_major"
     sentence = "Flash attention over K and V as they are staged: K and V of a token adjacent."
     seconds = 12.0
-    sequences: ClassVar[tuple[int, ...]] = SEQUENCES
+    shapes: ClassVar[tuple[tuple[int, int, int], ...]] = SHAPES
     sizes: ClassVar[tuple[int, ...]] = SIZES
 
     def settings(self, machine: Machine) -> Iterator[Setting]:
         """Every batch, grouping and size that is a whole number of tokens, 16 or more."""
-        for sequences in self.sequences:
-            for kv_heads, group in HEADS:
-                token_bytes = sequences * 2 * kv_heads * HEAD_DIM * 2
-                for size in self.sizes:
-                    if size >= LEAST_TOKENS * token_bytes:
-                        yield {
-                            "sequences": sequences,
-                            "kv_heads": kv_heads,
-                            "group": group,
-                            "head_dim": HEAD_DIM,
-                            "tokens": size // token_bytes,
-                            "bytes": size,
-                        }
+        for sequences, kv_heads, group in self.shapes:
+            token_bytes = sequences * 2 * kv_heads * HEAD_DIM * 2
+            for size in self.sizes:
+                if size >= LEAST_TOKENS * token_bytes:
+                    yield {
+                        "sequences": sequences,
+                        "kv_heads": kv_heads,
+                        "group": group,
+                        "head_dim": HEAD_DIM,
+                        "tokens": size // token_bytes,
+                        "bytes": size,
+                    }
 
     @contextmanager
     def _bench(self, machine: Machine) -> Iterator[Any]:
@@ -118,7 +121,7 @@ class HeadMajor(TokenMajor):
     key = "attention.head_major"
     sentence = "Flash attention over K and V that are contiguous per head, for comparison."
     seconds = 3.0
-    sequences = (16, 1)
+    shapes = FEW_SHAPES
     sizes = tuple(1 << n for n in range(22, 31, 2))
 
     def views(self, part: Any, shape: Shape) -> tuple[Any, Any]:

@@ -19,10 +19,13 @@ HEAD_DIM = 128
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 HEADS = {"mha": (32, 1), "gqa": (8, 4)}
 KERNELS = ("bmm", "sdpa")
-SIZE = 512 << 20
-"""Bytes of K and V: more than a cache holds."""
+SIZE = 2 << 30
+"""Bytes of K and V: several times what a large server's cache holds."""
 
 SEQUENCES = 8
+
+CHAIN = 40
+"""Hand-overs that are timed together."""
 
 
 @dataclass
@@ -53,17 +56,17 @@ class Attention(Series):
     needs = "torch"
 
     def settings(self, machine: Machine) -> Iterator[Setting]:
-        """Every dtype, grouping and kernel; beside copies where there is a GPU.
+        """Every dtype and grouping with the runtime's kernel; beside copies where there is a GPU.
 
-        Beside copies also with two threads less: their threads need cores too.
+        With one thread less than cores, as the runtime does: launching needs a core too.
         """
-        threads = int(machine.torch.get_num_threads())
+        threads = max(int(machine.torch.get_num_threads()) - 1, 1)
         runs: list[tuple[str, int]] = [("nothing", threads)]
         if machine.cuda:
-            runs += [("copies", threads), *[("copies", threads - 2)] * (threads > 4)]
+            runs.append(("copies", threads))
         for dtype in DTYPES:
             for heads in HEADS:
-                for kernel in KERNELS:
+                for kernel in ("sdpa",):
                     for beside, count in runs:
                         at = {"dtype": dtype, "heads": heads, "kernel": kernel}
                         yield {**at, "beside": beside, "threads": count}
@@ -100,7 +103,7 @@ class Attention(Series):
             attend()
             if rate is not None:
                 rate()
-            times = wall_samples(attend, most=7, budget_s=_share(machine, 36), warm=0)
+            times = wall_samples(attend, most=7, budget_s=_share(machine, 12), warm=0)
             notes = {} if rate is None else {"copy_bytes_per_s": rate()}
         return Sampled(samples=times, volume=used * numbers.itemsize, notes=notes)
 
@@ -166,19 +169,19 @@ def _small(torch: Any, dtype: str, kernel: str) -> tuple[Any, Callable[[], tuple
     return query, attention(torch, kernel, query, keys, values)
 
 
-class RoundTrip(Series):
-    """From the GPU to the CPU and back."""
+class HandOver(Series):
+    """From the GPU to the CPU and back, as the runtime does it."""
 
-    key = "host.round_trip"
+    key = "host.hand_over"
     sentence = (
-        "A query to the host, the CPU waits for it, attends 64 tokens, and a partial result "
-        "goes back."
+        "A kernel writes a query to the host, a host function attends 64 tokens, a kernel reads "
+        "the partial result: all in the order of one stream."
     )
     seconds = 0.5
     unit = ""
 
     def settings(self, machine: Machine) -> Iterator[Setting]:
-        """With and without the work of the CPU."""
+        """With the work of the CPU, and without."""
         for work in ("attention", "none"):
             yield {"work": work, "dtype": "fp16", "sequences": 1, "tokens": 64}
 
@@ -192,22 +195,27 @@ class RoundTrip(Series):
         return self._bench(machine)
 
     def sample(self, machine: Machine, bench: Any, at: Setting) -> Sampled:
-        """Time a round trip on the CPU's clock."""
+        """Time chains of hand-overs on the GPU's clock."""
+        from kvplan_validate.hostlane import HostLane, mapped
+
         torch, stream = machine.torch, machine.timer.stream
-        query, attend = _small(torch, "fp16", "bmm")
-        size = query.nbytes
-        there = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
-        event = torch.cuda.Event()
-
-        def trip() -> None:
-            with torch.cuda.stream(stream):
-                bench[:size].copy_(there[:size], non_blocking=True)
-                event.record()
-                event.synchronize()
-                if at["work"] == "attention":
-                    output, _ = attend()
-                    bench[size : 2 * size].view(output.dtype).copy_(output.view(-1))
-                there[size : 2 * size].copy_(bench[size : 2 * size], non_blocking=True)
-                stream.synchronize()
-
-        return Sampled(samples=wall_samples(trip, most=200, budget_s=0.3, warm=10))
+        query, attend = _small(torch, "fp16", "sdpa")
+        flat = bench[: query.nbytes].view(query.dtype)
+        there, here = mapped(flat), torch.zeros(query.numel(), dtype=query.dtype, device="cuda")
+        lane = HostLane()
+        work: Callable[[], object] = attend if at["work"] == "attention" else (lambda: None)
+        launch = lane.prepared(lambda: (work(), None)[1])
+        samples = []
+        with torch.cuda.stream(stream):
+            for _ in range(8):
+                marks = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2)]
+                marks[0].record(stream)
+                for _ in range(CHAIN):
+                    torch.mul(here, 1, out=there)
+                    launch(stream)
+                    torch.mul(there, 1, out=here)
+                marks[1].record(stream)
+                marks[1].synchronize()
+                samples.append(marks[0].elapsed_time(marks[1]) / 1e3 / CHAIN)
+        lane.check()
+        return Sampled(samples=tuple(samples[2:]))

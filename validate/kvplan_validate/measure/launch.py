@@ -15,6 +15,9 @@ SHORT, LONG = 100, 1100
 """Kernels in two chains; a kernel takes a thousandth of the difference."""
 
 
+LAYERS = 6
+"""Layers of the small model whose step is issued."""
+
 LAUNCHES = 100
 """Launches that are timed together; a queue of the driver holds more."""
 
@@ -56,6 +59,107 @@ class Kernel(_Tiny):
         )
         pairs = zip(short, long, strict=True)
         return Sampled(samples=tuple((b - a) / (LONG - SHORT) for a, b in pairs))
+
+
+class Light(_Tiny):
+    """Kernels between the large ones of a decode step."""
+
+    key = "launch.light"
+    sentence = (
+        "Norms, copies, gathers and activations of a decode step in a graph: mean per kernel."
+    )
+
+    def settings(self, machine: Machine) -> Iterator[Setting]:
+        """One batch: such kernels take as long for any few sequences."""
+        yield {"sequences": 16, "hidden": 4096}
+
+    def sample(self, machine: Machine, bench: Any, at: Setting) -> Sampled:
+        """Time a long chain of the mix less a short one."""
+        mix = _light(machine.torch, int(at["sequences"]), int(at["hidden"]))
+
+        def chain(rounds: int) -> Callable[[], None]:
+            return repeated(lambda: [kernel() for kernel in mix], rounds)
+
+        short, long = (
+            machine.timer.graph_samples(chain(rounds), samples=9, launch_s=5e-3)
+            for rounds in (20, 120)
+        )
+        pairs = zip(short, long, strict=True)
+        return Sampled(samples=tuple((b - a) / (100 * len(mix)) for a, b in pairs))
+
+
+def _light(torch: Any, sequences: int, hidden: int) -> list[Callable[[], Any]]:
+    """Two norms, two copies, two gathers of partial results and an activation."""
+    half = {"device": "cuda", "dtype": torch.float16}
+    x, out = torch.randn(sequences, hidden, **half), torch.empty(sequences, hidden, **half)
+    wide, norm = torch.randn(sequences, 4 * hidden, **half), torch.ones(hidden, **half)
+    parts = [torch.randn(sequences, hidden, **half) for _ in range(5)]
+    lses = [torch.randn(sequences, 32, device="cuda") for _ in range(5)]
+    functional = torch.nn.functional
+
+    def layer_norm() -> Any:
+        return functional.layer_norm(x, (hidden,), norm, None, 1e-5)
+
+    return [
+        layer_norm, layer_norm, lambda: out.copy_(x), lambda: out.copy_(x),
+        lambda: torch.stack(parts), lambda: torch.stack(lses), lambda: functional.relu(wide),
+    ]  # fmt: skip
+
+
+class Issue(_Tiny):
+    """Launching through the runtime."""
+
+    key = "launch.issue"
+    sentence = "CPU time to issue a small decode step through the runtime, per kernel or copy."
+
+    def settings(self, machine: Machine) -> Iterator[Setting]:
+        """A pipeline of four stages, half of the tokens recomputed."""
+        yield {"layers": LAYERS, "stages": 4}
+
+    @contextmanager
+    def _bench(self, machine: Machine) -> Iterator[Any]:
+        yield small_step(LAYERS)
+
+    def bench(self, machine: Machine) -> AbstractContextManager[Any]:
+        """A runtime of a model too small to keep a GPU busy."""
+        return self._bench(machine)
+
+    def sample(self, machine: Machine, bench: Any, at: Setting) -> Sampled:
+        """CPU time of whole steps on an idle GPU, divided by their launches."""
+        runtime, launches = bench
+        runtime.step()
+        runtime.synchronise()
+        return Sampled(samples=machine.timer.cpu_samples(runtime.step, launches, samples=15))
+
+
+def small_step(layers: int) -> tuple[Any, float]:
+    """An eager runtime of a small model, and how many launches its step graph counts."""
+    from kvplan.baselines import forced
+    from kvplan.evaluate import Evaluation
+    from kvplan.hardware_library import load_hardware
+    from kvplan.model import LayerSpec, ModelSpec
+    from kvplan.scenario import Scenario
+    from kvplan.schedule import Schedule
+    from kvplan.workload import Workload
+    from kvplan_validate.harness import Bench, ready
+
+    layer = LayerSpec(
+        hidden=512, query_heads=8, kv_heads=8, head_dim_k=64, head_dim_v=64, intermediate=2048,
+        gated_mlp=False, rope=False, attention_params=4 * 512 * 512, mlp_params=2 * 512 * 2048,
+    )  # fmt: skip
+    model = ModelSpec(
+        name="small", family="small", hidden=512, vocab=512, embedding_width=512,
+        weight_dtype="fp16", layers=(layer,) * layers, embedding_params=512, head_params=512,
+        tied=False, source="launch.issue",
+    )  # fmt: skip
+    scenario = Scenario(
+        model=model, hardware=load_hardware("h200"), workload=Workload(batch=4, context=512)
+    )
+    schedule = Schedule(stages=4, queue_depth=4, mode="eager")
+    found = forced(scenario, schedule, {"recompute": 0.5, "fetch": 0.5})
+    assert isinstance(found, Evaluation), found
+    launches = sum(operation.kernels for operation in found.graph.operations)
+    return ready(Bench(64 << 20), scenario, found), launches
 
 
 class Fork(_Tiny):
