@@ -151,13 +151,13 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         bench: pool and weights.
         scenario: the question.
         evaluation: the plan.
-        steps: how many; 0 picks as many as take about a second, 7 to 40.
+        steps: how many; 0 picks as many as take over half a second, 7 to 30.
     """
     runtime = ready(bench, scenario, evaluation)
     try:
         if evaluation.schedule.mode == "graph":
             runtime.capture()
-        count = steps or max(7, min(40, int(1.0 / max(evaluation.step_s, 1e-6))))
+        count = steps or max(7, min(30, int(0.6 / max(evaluation.step_s, 1e-6))))
         return Timing(timed(runtime, count))
     finally:
         runtime.synchronise()
