@@ -151,14 +151,14 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         bench: pool and weights.
         scenario: the question.
         evaluation: the plan.
-        steps: how many; 0 picks as many as take over half a second, 7 to 30.
+        steps: how many; 0 picks as many as take half a second, 5 to 30.
     """
     runtime = ready(bench, scenario, evaluation)
     try:
         if evaluation.schedule.mode == "graph":
             runtime.capture()
-        count = steps or max(7, min(30, int(0.6 / max(evaluation.step_s, 1e-6))))
-        return Timing(timed(runtime, count))
+        count = steps or max(5, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
+        return Timing(timed(runtime, count, warm=1 if evaluation.step_s > 0.3 else 3))
     finally:
         runtime.synchronise()
         del runtime
