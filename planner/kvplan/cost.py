@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from kvplan.curve import Curve, affine, latest
+from kvplan.curve import Curve, Piece, affine, latest
 from kvplan.dtypes import element_bytes
 from kvplan.hardware import HardwareProfile
 from kvplan.hardware_parts import AttentionCurve
@@ -92,11 +92,14 @@ def gemm(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str) -> Cu
 def rebuild(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
     """Seconds to rebuild K and V from activations; the curve's volume is tokens.
 
-    Two projections (4hw FLOP per token, w the K or V width), then RoPE reads and writes K.
+    Two projections (4hw FLOP per token, w the K or V width), then RoPE reads and writes K. Rebuilds
+    go on for the whole step, so where a rate under the power limit was measured it is that one.
 
     Source: KVPR, arXiv 2411.17089, equations 6-11, for the FLOP.
     """
-    product = gemm(hardware, layer.hidden, layer.kv_elements, dtype)
+    lasting = hardware.gpu.gemm_sustained or 1.0
+    burst = gemm(hardware, layer.hidden, layer.kv_elements, dtype)
+    product = Curve(tuple(Piece(p.fixed_s, p.s_per_unit / lasting) for p in burst.pieces))
     if not layer.rope:
         return product
     k_bytes = layer.kv_heads * layer.head_dim_k * element_bytes(dtype)
@@ -186,6 +189,18 @@ def head_s(hardware: HardwareProfile, model: ModelSpec, sequences: int) -> float
     width = max(model.head_params // model.vocab, 1)
     extra_s = (HEAD_KERNELS - 1) * hardware.gpu.kernel_s
     return extra_s + linear(hardware, width, model.vocab, model.weight_dtype, sequences)
+
+
+def make_way(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve | None:
+    """Seconds that the link loses to the CPU's attention; the volume is bytes of K and V.
+
+    While the CPU streams memory, copies from it run at a share of their rate.
+    """
+    attending = attend_host(hardware, layer, dtype)
+    left = hardware.host.copy_share
+    if attending is None or left is None:
+        return None
+    return affine(0.0, (1.0 - left) * attending.pieces[-1].s_per_unit)
 
 
 def query_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:

@@ -308,7 +308,9 @@ def _layer_rows(
         if operation.operation in ("project", "finish", "head"):
             around = _add(around, part)
             continue
-        away = operation.stage is None and operation.path and operation.resource not in ("d2h",)
+        away = (
+            operation.stage is None and operation.path and operation.resource not in ("d2h", "h2d")
+        )
         if operation.resource == "gpu":
             name = "gpu"
         elif away and operation.operation != "load_weights":

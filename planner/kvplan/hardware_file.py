@@ -116,7 +116,8 @@ def _gpu(top: Table) -> Gpu:
     gpu = top.table(
         "gpu",
         "name memory hbm_bandwidth flop kernel launch",
-        "hbm_efficiency gemm attention attention_points linear graph_launch dequantise_bandwidth",
+        "hbm_efficiency gemm attention attention_points linear graph_launch "
+        "dequantise_bandwidth gemm_sustained",
     )
     nominal = gpu.number("hbm_bandwidth", RATE)
     kind = gpu.provenance["gpu.hbm_bandwidth"].kind
@@ -138,6 +139,7 @@ def _gpu(top: Table) -> Gpu:
         dequantise_bytes_per_s=gpu.per_dtype("dequantise_bandwidth", RATE),
         attention_shapes=_attention_shapes(gpu),
         linear=gpu.curve("linear") if "linear" in gpu.raw else None,
+        gemm_sustained=gpu.optional("gemm_sustained", SHARE),
     )
 
 
@@ -184,7 +186,9 @@ def _link(top: Table, key: str) -> Link:
 
 def _host(top: Table) -> Host:
     host = top.table(
-        "host", "dram attention_latency", "pinned attention_bandwidth attention_gqa_bandwidth"
+        "host",
+        "dram attention_latency",
+        "pinned attention_bandwidth attention_gqa_bandwidth copy_share",
     )
     return host.build(
         Host,
@@ -193,4 +197,5 @@ def _host(top: Table) -> Host:
         attention_bytes_per_s=host.per_dtype("attention_bandwidth", RATE),
         attention_gqa_bytes_per_s=host.per_dtype("attention_gqa_bandwidth", RATE),
         attention_latency_s=host.number("attention_latency", TIME),
+        copy_share=host.optional("copy_share", SHARE),
     )

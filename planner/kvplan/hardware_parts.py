@@ -148,6 +148,8 @@ class Gpu:
         dequantise_bytes_per_s: result bytes written per second, per stored dtype; a dtype that
             is missing was not measured.
         attention_shapes: measured decode attention per batch and grouping; empty where none was.
+        gemm_sustained: share of the rate of a short burst of matrix products that lasts, under
+            the power limit; None where only one rate is known.
         linear: seconds of one linear layer with few tokens over bytes of its weights; None where
             not measured.
     """
@@ -164,6 +166,7 @@ class Gpu:
     dequantise_bytes_per_s: Mapping[str, float] = field(hash=False)
     attention_shapes: tuple[AttentionCurve, ...] = ()
     linear: Curve | None = None
+    gemm_sustained: float | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -181,6 +184,8 @@ class Gpu:
         _rates("dequantise_bandwidth", self.dequantise_bytes_per_s)
         if self.linear is not None:
             check_curve("linear", self.linear)
+        if self.gemm_sustained is not None:
+            share("gemm_sustained", self.gemm_sustained)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +199,7 @@ class Host:
             beside copies where that was measured; empty where unknown.
         attention_gqa_bytes_per_s: the same for grouped-query heads.
         attention_latency_s: fixed time of one call.
+        copy_share: share of the link's rate that is left while the CPU attends; None: all of it.
     """
 
     dram_bytes: int
@@ -201,6 +207,7 @@ class Host:
     attention_bytes_per_s: Mapping[str, float] = field(hash=False)
     attention_gqa_bytes_per_s: Mapping[str, float] = field(hash=False)
     attention_latency_s: float
+    copy_share: float | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -210,6 +217,8 @@ class Host:
         _rates("attention_bandwidth", self.attention_bytes_per_s)
         _rates("attention_gqa_bandwidth", self.attention_gqa_bytes_per_s)
         positive("attention_latency", self.attention_latency_s)
+        if self.copy_share is not None:
+            share("copy_share", self.copy_share)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +249,12 @@ def peak_rate(curve: Curve) -> float:
             seconds = curve.seconds(volume)
             best = max(best, volume / seconds) if seconds > 0 else math.inf
     return best
+
+
+def share(field: str, value: object) -> None:
+    """Refuse what is not above 0 and at most 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise InputError(field, value, "a share above 0 and at most 1")
 
 
 def positive(name: str, value: float) -> float:

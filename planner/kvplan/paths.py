@@ -28,6 +28,7 @@ class Leg:
         per_token: volume per token and sequence, in the unit of the curve.
         curve: seconds over volume; None where this machine cannot run it.
         kernels: kernels a GPU needs to launch for it.
+        beside: takes time of its resource beside the other legs; nothing waits for it.
     """
 
     operation: str
@@ -35,6 +36,7 @@ class Leg:
     per_token: float
     curve: Curve | None
     kernels: int = 1
+    beside: bool = False
 
 
 Stored = Callable[[LayerSpec, str], Mapping[str, float]]
@@ -95,6 +97,11 @@ def _copy(operation: str, hardware: HardwareProfile, size: float) -> Leg:
     return Leg(operation, "h2d", size, cost.copy_to_gpu(hardware))
 
 
+def _make_way(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> tuple[Leg, ...]:
+    curve = cost.make_way(hardware, layer, dtype)
+    return (Leg("make_way", "h2d", _kv(layer, dtype), curve, 0, beside=True),) if curve else ()
+
+
 RESIDENT = Path(
     name="resident",
     summary="K and V stay in HBM",
@@ -137,6 +144,7 @@ ATTEND_HOST = Path(
     stored=lambda layer, dtype: {"dram": _kv(layer, dtype)},
     legs=lambda hardware, layer, dtype, weights: (
         Leg("attend_host", "host", _kv(layer, dtype), cost.attend_host(hardware, layer, dtype), 0),
+        *_make_way(hardware, layer, dtype),
     ),
     attends="away",
 )

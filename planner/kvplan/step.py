@@ -9,6 +9,7 @@ that reach back to earlier steps.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -151,7 +152,7 @@ class _Builder:
                 assert leg.curve is not None, f"{path.name} cannot run on {self.hardware.name}"
                 size = leg.per_token * sequences
                 scaled.append(
-                    Leg(leg.operation, leg.resource, size, leg.curve.scaled(size), leg.kernels)
+                    dataclasses.replace(leg, per_token=size, curve=leg.curve.scaled(size))
                 )
             self.legs[key] = tuple(scaled)
             staged = path.staging_bytes(spec, dtype) * sequences
@@ -303,31 +304,27 @@ class _Builder:
         variables = (self.variable(layer, None, path),)
         there_s = cost.query_s(self.hardware, spec, self.workload.kv_dtype, sequences)
         back_s = cost.partial_s(self.hardware, spec, sequences)
-        steps: list[tuple[str, str | None, Curve, float, int]] = [
-            ("send_query", None, affine(there_s, 0.0), 0.0, 1)
-        ]
-        steps += [
-            (leg.operation, leg.resource, leg.curve or ZERO, leg.per_token, leg.kernels)
-            for leg in self.path_legs(layer, path)
-        ]
-        steps += [("return_partial", None, affine(back_s, 0.0), 0.0, 1)]
-        index = projected
-        for operation, resource, curve, size, kernels in steps:
-            index = self.add(
-                Operation(
-                    operation,
-                    resource,
-                    curve,
-                    variables,
-                    layer=layer,
-                    path=path.name,
-                    micro_batch=micro_batch,
-                    bytes_per_unit=size,
-                    kernels=kernels,
-                ),
-                [index],
+
+        def operation(name: str, leg: Leg | None, curve: Curve) -> Operation:
+            return Operation(
+                name,
+                leg.resource if leg else None,
+                curve,
+                variables,
+                path=path.name,
+                bytes_per_unit=leg.per_token if leg and not leg.beside else 0.0,
+                kernels=leg.kernels if leg else 1,
+                layer=layer,
+                micro_batch=micro_batch,
             )
-        return index
+
+        index = self.add(operation("send_query", None, affine(there_s, 0.0)), [projected])
+        for leg in self.path_legs(layer, path):
+            added = self.add(
+                operation(leg.operation, leg, leg.curve or ZERO), [] if leg.beside else [index]
+            )
+            index = index if leg.beside else added
+        return self.add(operation("return_partial", None, affine(back_s, 0.0)), [index])
 
     def stage(self, layer: int, micro_batch: int, stage: int, projected: int) -> list[int]:
         """Copies, rebuilds and partial attention of one stage."""

@@ -6,6 +6,7 @@ Every number is measured, with the raw results as its source, or assumed by a ru
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -138,6 +139,7 @@ def _gpu(figures: Figures) -> dict[str, Any]:
         ),
         "gemm": list(_gemm(figures)),
         "attention_points": list(_attention(figures)),
+        "gemm_sustained": _sustained(figures),
     }
     return {key: value for key, value in table.items() if value}
 
@@ -182,6 +184,21 @@ def _gemm(figures: Figures) -> Iterator[dict[str, Any]]:
             yield {**shape, "time": time}
 
 
+def _sustained(figures: Figures) -> dict[str, Any] | None:
+    """Share of a burst's rate that a long run of matrix products keeps: median over shapes."""
+    shares = []
+    for point in figures.points("matmul.sustained"):
+        at = {name: point["at"][name] for name in ("inputs", "outputs", "tokens")}
+        burst = figures.median("matmul.rebuild", **at)
+        if burst and point["median"] > 0:
+            shares.append(min(burst / float(point["median"]), 1.0))
+    if not shares:
+        return None
+    value = statistics.median(shares)
+    key = "matmul.rebuild over matmul.sustained, the median over shapes"
+    return measured(figures, value, "1", key)
+
+
 def _whole_attention(figures: Figures) -> dict[str, Any] | None:
     """The curve of one multi-head shape: a batch of 16, else the one with the most points."""
     key = "attention.token_major"
@@ -215,6 +232,7 @@ def _host(figures: Figures) -> dict[str, Any]:
     for point in figures.points("pinned.limit", action="limit"):
         if point.get("notes", {}).get("refused"):
             table["pinned"] = measured(figures, point["median"] / 2**20, "MiB", "pinned.limit")
+    table |= _copy_share(figures)
     for heads, name in (("mha", "attention_bandwidth"), ("gqa", "attention_gqa_bandwidth")):
         rates = {
             dtype: best_rate(
@@ -226,6 +244,21 @@ def _host(figures: Figures) -> dict[str, Any]:
         if any(rates.values()):
             table[name] = {dtype: rate for dtype, rate in rates.items() if rate}
     return table
+
+
+def _copy_share(figures: Figures) -> dict[str, Any]:
+    """Share of the link's rate that copies keep while the CPU attends."""
+    beside = [
+        float(point["notes"]["copy_bytes_per_s"])
+        for point in figures.points("host.attention", beside="copies")
+        if point["at"]["dtype"] in ("fp16", "bf16") and "copy_bytes_per_s" in point.get("notes", {})
+    ]
+    alone = figures.best("copies.registered", direction="h2d")
+    if not beside or alone is None:
+        return {}
+    value = min(statistics.median(beside) / float(alone["volume_per_s"]), 1.0)
+    key = "host.attention, copy_bytes_per_s, over the best rate of copies.registered"
+    return {"copy_share": measured(figures, value, "1", key)}
 
 
 def _host_latency(figures: Figures) -> dict[str, Any]:

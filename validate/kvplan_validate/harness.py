@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -160,8 +161,10 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         count = steps or max(5, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
         return Timing(timed(runtime, count, warm=1 if evaluation.step_s > 0.3 else 3))
     finally:
-        runtime.synchronise()
+        runtime.close()
         del runtime
+        # Actions hold the runtime that holds them; graphs hold memory until both are gone.
+        gc.collect()
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
 

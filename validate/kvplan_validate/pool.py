@@ -90,6 +90,11 @@ class PinnedPool:
         """Hand everything out again; earlier tensors alias what comes next."""
         self.used = 0
 
+    def __del__(self) -> None:
+        """Memory that is freed while it is registered could not be registered again."""
+        if getattr(self, "size", 0) and getattr(self, "memory", None) is not None:
+            self.close()
+
     def close(self) -> None:
         """Unregister and free."""
         if self.pinned and self.size:

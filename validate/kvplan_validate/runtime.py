@@ -156,7 +156,7 @@ class Runtime:
 
     def _prepare(self) -> list[Action]:
         operations = self.evaluation.graph.operations
-        skipped = {"launch", "end_step"}
+        skipped = {"launch", "end_step", "make_way"}
         actions = []
         for operation in operations:
             make: Callable[[Operation], Callable[[], None]] | None = None
@@ -458,6 +458,13 @@ class Runtime:
             for stream in others:
                 main.wait_stream(stream)
         self._graph = graph
+
+    def close(self) -> None:
+        """Wait for what was issued and drop the captured graph, actions and buffers."""
+        self.synchronise()
+        if self._graph is not None:
+            self._graph.reset()
+        self._graph, self.actions, self._events = None, [], []
 
     def advance(self) -> None:
         """Keep the new token and move to the next position (eager mode)."""

@@ -22,6 +22,12 @@ SHAPES = (
 )  # fmt: skip
 """Sequences, KV heads and query heads per KV head; 4 to 2048 rows for the kernel to spread."""
 
+FOOTPRINT = 16 << 30
+"""Bytes that inputs are taken from: as many as a resident cache, more than page tables reach."""
+
+LARGE = 64 << 20
+"""Bytes from which inputs are taken from all of the pool."""
+
 FEW_SHAPES = ((16, 32, 1), (1, 32, 1), (16, 8, 4))
 
 SIZES = tuple(1 << n for n in range(20, 32))
@@ -71,7 +77,8 @@ class TokenMajor(Series):
 
     @contextmanager
     def _bench(self, machine: Machine) -> Iterator[Any]:
-        yield buffers.pool(machine, max(*self.sizes, 512 << 20))
+        free = int(machine.torch.cuda.mem_get_info()[0])
+        yield buffers.pool(machine, max(*self.sizes, min(FOOTPRINT, free // 4)))
 
     def bench(self, machine: Machine) -> AbstractContextManager[Any]:
         """One pool of random numbers, as large as the largest size."""
@@ -84,9 +91,8 @@ class TokenMajor(Series):
         size = 2 * shape.elements
         if shape.elements > bench.numel():
             raise MemoryError("not enough GPU memory is free for this size")
-        copies = min(
-            buffers.copies_beyond_l2(machine, size, most=192), bench.numel() // shape.elements
-        )
+        most = 64 if size >= LARGE else buffers.copies_beyond_l2(machine, size, most=192)
+        copies = max(min(most, bench.numel() // shape.elements), 1)
         attend = self.attention(machine.torch, bench, shape)
         times = machine.timer.per_operation(attend, copies=copies, burst_s=1.5e-3, samples=5)
         return Sampled(samples=times, volume=size)

@@ -118,7 +118,12 @@ class Issue(_Tiny):
 
     @contextmanager
     def _bench(self, machine: Machine) -> Iterator[Any]:
-        yield small_step(LAYERS)
+        bench, runtime, launches = small_step(LAYERS)
+        try:
+            yield runtime, launches
+        finally:
+            runtime.close()
+            bench.close()
 
     def bench(self, machine: Machine) -> AbstractContextManager[Any]:
         """A runtime of a model too small to keep a GPU busy."""
@@ -132,8 +137,8 @@ class Issue(_Tiny):
         return Sampled(samples=machine.timer.cpu_samples(runtime.step, launches, samples=15))
 
 
-def small_step(layers: int) -> tuple[Any, float]:
-    """An eager runtime of a small model, and how many launches its step graph counts."""
+def small_step(layers: int) -> tuple[Any, Any, float]:
+    """Pools, an eager runtime of a small model, and how many launches its step graph counts."""
     from kvplan.baselines import forced
     from kvplan.evaluate import Evaluation
     from kvplan.hardware_library import load_hardware
@@ -159,7 +164,8 @@ def small_step(layers: int) -> tuple[Any, float]:
     found = forced(scenario, schedule, {"recompute": 0.5, "fetch": 0.5})
     assert isinstance(found, Evaluation), found
     launches = sum(operation.kernels for operation in found.graph.operations)
-    return ready(Bench(64 << 20), scenario, found), launches
+    bench = Bench(64 << 20)
+    return bench, ready(bench, scenario, found), launches
 
 
 class Fork(_Tiny):
