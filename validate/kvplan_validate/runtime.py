@@ -26,10 +26,14 @@ from kvplan_validate.hostlane import HostLane, mapped
 from kvplan_validate.pool import PinnedPool
 from kvplan_validate.staging import Place, Staging
 from kvplan_validate.store import BITS, Store, unpack
-from kvplan_validate.streaming import StreamedWeights
+from kvplan_validate.streaming import BUFFERS, StreamedWeights
 
 LANES = {"gpu": "gpu", "h2d": "h2d", "d2h": "d2h", "disk": "disk", "host": "host", None: "host"}
 """Resource to stream; queries and partial results travel on the stream of the host's work."""
+
+
+Tenant = tuple[list[int], list[int]]
+"""Actions that enter a buffer, and actions that leave it."""
 
 
 @dataclass(slots=True)
@@ -105,7 +109,8 @@ class Runtime:
         self.tails = self._tails(tail)
         self.streams = self._streams()
         self._host: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._disk: dict[tuple[str, int], Tensor] = {}
+        self._disk: dict[int, Tensor] = {}
+        self._disk_turns: dict[tuple[int, int, int], int] = {}
         self._written = self._write_back_area()
         self.actions = self._prepare()
         self._events: list[Any] = [None] * len(self.actions)
@@ -179,21 +184,48 @@ class Runtime:
 
         The graph lets buffers rotate on across steps; here every step starts at the first one.
         """
-        count = len(self.staging.buffers)
-        last: dict[int, list[int]] = {}
+        self._rotate(actions, self._staged_tenants(actions), len(self.staging.buffers))
+        depth = self.evaluation.schedule.queue_depth
+        self._rotate(actions, self._disk_tenants(actions), depth)
+        self._rotate(actions, self._weight_tenants(actions), BUFFERS)
+
+    @staticmethod
+    def _rotate(actions: list[Action], tenants: list[Tenant], count: int) -> None:
+        for number, (enters, _) in enumerate(tenants[:count]):
+            _, leaves = tenants[range(number, len(tenants), count)[-1]]
+            for enter in enters:
+                for leave in leaves:
+                    if actions[enter].lane != actions[leave].lane:
+                        actions[enter].reaches_back.append(leave)
+                        actions[leave].records = True
+
+    def _staged_tenants(self, actions: list[Action]) -> list[Tenant]:
+        """What writes to and what reads from each staging buffer in turn."""
+        tenants: dict[int, Tenant] = {}
         for index, action in enumerate(actions):
-            if action.operation.operation == "attend":
-                last.setdefault(self.staging.unit(action.operation), []).append(index)
-        for action in actions:
-            if action.operation.stage is None or action.lane == "gpu":
+            operation = action.operation
+            if operation.stage is None or operation.operation in ("launch", "read_disk"):
                 continue
-            unit = self.staging.unit(action.operation)
-            if unit < count:
-                tenants = max(u for u in last if u % count == unit)
-                for before in last[tenants]:
-                    if before not in action.reaches_back:
-                        action.reaches_back.append(before)
-                        actions[before].records = True
+            enters, leaves = tenants.setdefault(self.staging.unit(operation), ([], []))
+            (leaves if operation.operation == "attend" else enters).append(index)
+        return [tenants[unit] for unit in sorted(tenants)]
+
+    def _disk_tenants(self, actions: list[Action]) -> list[Tenant]:
+        """Reads into host buffers and the copies that empty them, in turn."""
+        of_disk = [i for i, a in enumerate(actions) if a.operation.path == "fetch_disk"]
+        reads = [i for i in of_disk if actions[i].operation.operation == "read_disk"]
+        copies = [i for i in of_disk if actions[i].operation.operation == "copy_kv"]
+        return [([read], [copy]) for read, copy in zip(reads, copies, strict=True)]
+
+    def _weight_tenants(self, actions: list[Action]) -> list[Tenant]:
+        """Loads of weights and the layers that use them, in turn."""
+        tenants: list[Tenant] = []
+        for index, action in enumerate(actions):
+            if action.operation.operation == "load_weights":
+                tenants.append(([index], []))
+            elif action.operation.operation == "finish" and tenants:
+                tenants[-1][1].append(index)
+        return tenants
 
     def _place(self, operation: Operation) -> Place:
         return self.staging.place(operation)
@@ -242,13 +274,13 @@ class Runtime:
         return data
 
     def _disk_buffer(self, operation: Operation) -> Tensor:
-        """One of Q pinned host buffers that disk reads fill in turn."""
-        place = self._place(operation)
-        slot = ("fetch_disk", place.unit % self.evaluation.schedule.queue_depth)
-        size = place.incoming.numel()
-        if slot not in self._disk or self._disk[slot].numel() < size:
+        """One of Q pinned host buffers that disk reads fill in turn, in the order of the graph."""
+        key = (operation.layer, operation.stage or 0, operation.micro_batch)
+        turn = self._disk_turns.setdefault(key, len(self._disk_turns))
+        slot = turn % self.evaluation.schedule.queue_depth
+        if slot not in self._disk:
             self._disk[slot] = self.pool.take(self.staging.largest("fetch_disk"))
-        return self._disk[slot][:size]
+        return self._disk[slot][: self._place(operation).incoming.numel()]
 
     def _do_read_disk(self, operation: Operation) -> Callable[[], None]:
         key = (operation.layer, operation.stage, operation.path or "", operation.micro_batch)
