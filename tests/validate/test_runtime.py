@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,22 +86,27 @@ def random_allocation(
     return tuple(result)
 
 
-def run_case(
-    seed: int,
-    tmp_path: Path,
-    *,
-    grouped: bool,
-    rope: bool,
-    axis: str,
-    micro_batches: int,
-    stream: bool,
-    paths: list[str],
-    steps: int = 3,
-    dtype: Any = torch.float32,
+@dataclass
+class Prepared:
+    """A runtime of a random plan, what it should compute, and what must be closed."""
+
+    runtime: Runtime
+    reference: Reference
+    tokens: int
+    store: Store
+    pool: PinnedPool
+
+    def close(self) -> None:
+        self.store.close()
+        self.pool.close()
+
+
+def prepared(
+    seed: int, tmp_path: Path, *, grouped: bool, rope: bool, axis: str, micro_batches: int,
+    stream: bool, paths: list[str], steps: int = 3, dtype: Any = torch.float32,
     device_name: str = "cpu",
-    capture: bool = False,
-) -> float:
-    """Largest relative error of the residual over steps."""
+) -> Prepared:  # fmt: skip
+    """A random plan over random tokens, ready to step."""
     rng = random.Random(seed)
     model = small_model(grouped=grouped, rope=rope)
     tokens, batch = rng.randint(20, 60), micro_batches * rng.randint(1, 3)
@@ -132,6 +138,15 @@ def run_case(
     fill(store.pieces, model.layers, pool.take, device, history.source())
     to_disk(store, tmp_path / "tokens.bin")
     runtime = Runtime(scenario, evaluation, decoder, store, pool, tail=steps)
+    return Prepared(runtime, reference, tokens, store, pool)
+
+
+def run_case(
+    seed: int, tmp_path: Path, *, steps: int = 3, capture: bool = False, **plan: Any
+) -> float:
+    """Largest relative error of the residual over steps of a random plan (see `prepared`)."""
+    made = prepared(seed, tmp_path, steps=steps, **plan)
+    runtime = made.runtime
     if capture:
         runtime.capture()
     worst = 0.0
@@ -142,12 +157,11 @@ def run_case(
         runtime.step()
         runtime.synchronise()
         for index, start in enumerate(starts):
-            wanted = reference.step(start, index, tokens + step)
+            wanted = made.reference.step(start, index, made.tokens + step)
             got = runtime.batches[index].hidden.double().cpu()
             worst = max(worst, float((got - wanted).norm() / wanted.norm()))
         runtime.advance()
-    store.close()
-    pool.close()
+    made.close()
     return worst
 
 
