@@ -57,6 +57,18 @@ def without_time(text: str) -> str:
     return json.dumps(document)
 
 
+def test_the_program_is_written_for_other_solvers(tmp_path: Path) -> None:
+    """A .lp and a .mps of the chosen schedule; another ending is refused and nothing written."""
+    asked = ("solve", "--model", "opt-6.7b", "--gpu", "a100", "--context", "2048")
+    for name in ("p.lp", "p.mps"):
+        assert run(*asked, "--program", str(tmp_path / name)).code == 0
+        assert "precedence" in (tmp_path / name).read_text()
+    refused = run(*asked, "--program", str(tmp_path / "p.txt"))
+    assert refused.code == 2
+    assert ".lp or .mps" in refused.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.lp", "p.mps"]
+
+
 def test_json_is_one_document_with_the_contract_keys(solved: Result) -> None:
     assert (solved.code, solved.err) == (0, "")
     plan = json.loads(solved.out)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import linprog
 
 from kvplan.errors import KvplanError
-from kvplan.program import FEASIBILITY_TOLERANCE, Array, in_proportion
+from kvplan.highs import minimise
+from kvplan.program import Array, in_proportion
 from kvplan.step import Operation, StepGraph
 
 
@@ -147,25 +147,12 @@ def _solve(
         cost[column] = 1.0
     if not widen:
         cost[period] = 1.0
-    result = linprog(
-        cost,
-        A_ub=matrix,
-        b_ub=bounds,
-        A_eq=equal_matrix,
-        b_eq=equal_bounds,
-        bounds=[
-            (0.0, None if u is None else u / s) for u, s in zip(columns.upper, scale, strict=True)
-        ],
-        method="highs",
-        options={
-            "primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-            "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-        },
-    )
-    if result.status == 2:
+    limits = [
+        (0.0, None if u is None else u / s) for u, s in zip(columns.upper, scale, strict=True)
+    ]
+    result = minimise(cost, matrix, bounds, equal_matrix, equal_bounds, limits)
+    if result is None:
         return None
-    if result.status != 0:
-        raise KvplanError(f"the solver stopped: {result.message}")
     values = np.maximum(result.x * scale, 0.0)
     gain = np.maximum(-result.ineqlin.marginals / row_scale, 0.0)
     duals = {

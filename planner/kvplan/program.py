@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
 from kvplan.curve import Piece
-from kvplan.errors import KvplanError
+from kvplan.highs import minimise
 from kvplan.step import StepGraph
-
-FEASIBILITY_TOLERANCE = 1e-10
 
 Array = NDArray[np.float64]
 
@@ -284,23 +281,9 @@ def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | 
         limits[:count] = [(v / s, v / s) for v, s in zip(fixed, scale, strict=False)]
     cost = np.zeros(len(scale))
     cost[program.period] = 1.0
-    result = linprog(
-        cost,
-        A_ub=matrix,
-        b_ub=bounds,
-        A_eq=equal_matrix,
-        b_eq=equal_bounds,
-        bounds=limits,
-        method="highs",
-        options={
-            "primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-            "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-        },
-    )
-    if result.status == 2:
+    result = minimise(cost, matrix, bounds, equal_matrix, equal_bounds, limits)
+    if result is None:
         return None
-    if result.status != 0:
-        raise KvplanError(f"the solver stopped: {result.message}")
     values = result.x * scale
     capacity, weight = _duals(program, result.ineqlin.marginals, row_scale)
     return Solution(

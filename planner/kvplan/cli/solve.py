@@ -10,6 +10,7 @@ import typer
 from kvplan.cli.options import Request, asks
 from kvplan.cli.output import Json, check_writable, say
 from kvplan.cli.question import scenario_of
+from kvplan.errors import InputError
 
 if TYPE_CHECKING:
     from kvplan.plan import Plan
@@ -31,6 +32,42 @@ Output = Annotated[
         help="Write the plan to a file; - is stdout.",
     ),
 ]  # fmt: skip
+
+
+Statement = Annotated[
+    str | None,
+    typer.Option(
+        "--program", metavar="FILE", rich_help_panel="Output",
+        help="Write the linear program of the chosen schedule, .lp or .mps, for another solver.",
+    ),
+]  # fmt: skip
+
+
+def write_program(scenario: Scenario, plan: Plan, path: str) -> None:
+    """Write the program of the plan's schedule with every path that it could use.
+
+    Raises:
+        InputError: the file ends in neither .lp nor .mps, or cannot be written.
+    """
+    from pathlib import Path
+
+    from kvplan import program, program_pulp
+    from kvplan.candidates import unit_graph
+    from kvplan.planning import schedule_of
+
+    write = {".lp": program_pulp.write_lp, ".mps": program_pulp.write_mps}[Path(path).suffix]
+    statement = program.state(
+        unit_graph(scenario, schedule_of(plan)), scenario.capacity, quality=scenario.quality,
+        block=plan.decision.block,
+    )  # fmt: skip
+    write(statement, path)
+
+
+def check_program(path: str | None) -> None:
+    """Refuse a file for the program that could not be written."""
+    check_writable(path, "--program")
+    if path is not None and not path.endswith((".lp", ".mps")):
+        raise InputError("--program", path, "a file that ends in .lp or .mps")
 
 
 def planned(request: Request, output: str | None) -> tuple[Scenario, Plan]:
@@ -57,13 +94,18 @@ def show(plan: Plan) -> None:
 
 
 @asks
-def solve(request: Request, output: Output = None, as_json: Json = False) -> None:
+def solve(
+    request: Request, output: Output = None, program: Statement = None, as_json: Json = False
+) -> None:
     """Find the fastest plan for a model on a machine, and what limits it.
 
     The plan says which tokens stay in HBM, are fetched, recomputed from activations or attended
     where they lie, in how many stages and with how many buffers in flight.
     """
-    _, plan = planned(request, output)
+    check_program(program)
+    scenario, plan = planned(request, output)
+    if program is not None:
+        write_program(scenario, plan, program)
     if as_json or output == "-":
         show(plan)
         return
