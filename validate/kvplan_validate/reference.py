@@ -110,12 +110,12 @@ class Reference:
             return out if added is None else out + added
 
         own = LayerWeights(spec=spec, **weights)
-        helper = _Shapes(self.decoder, self.rotary)
-        query, fresh = helper.project(own, hidden, position, product)
+        shapes = _Shapes(self.decoder, self.rotary)
+        query, fresh = shapes.project(own, hidden, position, product)
         cache = torch.cat((self.cache[index][micro_batch], fresh))
         self.cache[index][micro_batch] = cache
         out, _ = _attend(query, cache)
-        return helper.finish(own, hidden, out, product)
+        return shapes.finish(own, hidden, out, product)
 
 
 class _Shapes(Decoder):
