@@ -20,7 +20,7 @@ LEVELS = [
     {"errors", "units", "datafiles", "dtypes", "names", "curve"},
     {"model", "hardware", "hardware_parts", "workload", "schedule"},
     {"hardware_table", "hardware_file", "hardware_library", "hf_config", "model_library"},
-    {"cost", "kvpr"},
+    {"cost", "kvpr", "highs"},
     {"paths"},
     {"graph", "step"},
     {"program", "program_pulp", "fluid", "simulate", "allocation"},

@@ -113,19 +113,24 @@ def rounded(
         The allocation.
     """
     carries: dict[int, dict[str, float]] = {}
-    layers = []
+    layers: list[tuple[Segment, ...]] = []
+    known: dict[object, tuple[Segment, ...]] = {}
     for layer, count in enumerate(tokens):
         blocks = -(-count // block)
         carry = carries.setdefault(classes[layer], {})
         wanted = {name: share for name, share in targets[layer].items() if share > 1e-9 * count}
         parts = spread(wanted, blocks, carry) if blocks else {}
         staged = {n: k for n, k in parts.items() if k and REGISTRY[n].attends == "stage"}
-        if axis == "token":
-            mixes = stage_mixes(staged, stages, pattern)
-            numbered = list(enumerate(_by_stage(staged, stages, mixes)))
-        else:
-            numbered = [(group_of(layer, len(tokens), stages), staged)]
-        layers.append(_segments(count, block, numbered, parts))
+        group = None if axis == "token" else group_of(layer, len(tokens), stages)
+        key = (count, group, tuple(parts.items()))
+        if key not in known:
+            if group is None:
+                mixes = stage_mixes(staged, stages, pattern)
+                numbered = list(enumerate(_by_stage(staged, stages, mixes)))
+            else:
+                numbered = [(group, staged)]
+            known[key] = _segments(count, block, numbered, parts)
+        layers.append(known[key])
     return tuple(layers)
 
 

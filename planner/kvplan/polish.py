@@ -14,7 +14,7 @@ from kvplan.scenario import Scenario
 from kvplan.step import StepGraph, build_step
 
 GOOD_GAP = 1e-2
-"""A gap above this share is worth solving the full program for."""
+"""A gap above this share is worth smaller blocks, and solving the full program for."""
 
 SLIVER = 0.08
 """Share of a stage below which the relaxed program's use of a path is not worth an operation."""

@@ -28,13 +28,10 @@ from kvplan.polish import GOOD_GAP, tighten
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
 
-LARGE_GAP = 1e-2
-"""A gap above this share is worth smaller blocks."""
-
 PATIENCE = 3
 """Judged candidates without a gain that end a round."""
 
-LIKELY = 6
+LIKELY = 4
 """Candidates tried again with smaller blocks."""
 
 GEMM_TILE = 128
@@ -90,21 +87,23 @@ def search(scenario: Scenario) -> Search:
         best, chosen = simplest_of(scenario, candidates)
     if best is None or chosen is None:
         raise explain_infeasible(scenario)
-    block = scenario.workload.block
     likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
-    if best.step_s > min(c.bound_s for c in candidates) * (1 + GOOD_GAP):
-        best, chosen, extra = tighten(scenario, candidates, best, chosen)
-        judged += extra
+    good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
+    at = scenario
     for finer in finer_blocks(scenario):
-        if best.step_s <= min(c.bound_s for c in candidates) * (1 + LARGE_GAP):
+        if best.step_s <= good_s:
             break
         workload = dataclasses.replace(scenario.workload, block=finer)
         finer_scenario = dataclasses.replace(scenario, workload=workload)
         trial, of, extra = judge(finer_scenario, likely)
         judged += extra
         if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
-            best, chosen, block = trial, of, finer
+            best, chosen, at = trial, of, finer_scenario
+    if best.step_s > good_s:
+        best, chosen, extra = tighten(at, candidates, best, chosen)
+        judged += extra
     bound_s = min(c.bound_s for c in candidates)
+    block = at.workload.block
     return Search(
         best, min(bound_s, best.step_s), chosen.relaxation, len(candidates), judged, block
     )
