@@ -1,0 +1,61 @@
+"""Proven gap of the plan for every built-in model on every built-in card, widest first.
+
+Run with ``python tests/benchmarks/gaps.py``; takes some minutes. Where the batch does not fit, it
+is halved until it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from kvplan.errors import InfeasibleError
+from kvplan.hardware_library import hardware_names, load_hardware
+from kvplan.model_library import load_model, model_names
+from kvplan.scenario import Scenario
+from kvplan.solve import Search, search
+from kvplan.workload import Workload
+
+
+def widest_batch(model: str, card: str, batch: int, context: int) -> tuple[int, Search] | None:
+    """The search for the largest batch that fits, by halves; None where even one does not."""
+    while batch:
+        workload = Workload(batch=batch, context=context)
+        try:
+            scenario = Scenario(
+                model=load_model(model), hardware=load_hardware(card), workload=workload
+            )
+            return batch, search(scenario)
+        except InfeasibleError:
+            batch //= 2
+    return None
+
+
+def main() -> None:
+    """Print pairs above 1 %, and how many there are."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--context", type=int, default=4096)
+    asked = parser.parse_args()
+    rows: list[tuple[float, str]] = []
+    unfit, start = 0, time.perf_counter()
+    for model in model_names():
+        for card in hardware_names():
+            found = widest_batch(model, card, asked.batch, asked.context)
+            if found is None:
+                unfit += 1
+                continue
+            batch, result = found
+            rows.append((result.gap, f"{model:34} {card:16} batch {batch}"))
+    rows.sort(reverse=True)
+    wide = [row for row in rows if row[0] > 0.01]
+    for gap, what in wide:
+        print(f"{gap:7.2%}  {what}")
+    print(
+        f"{len(rows)} pairs, {len(wide)} with a gap above 1 %; {unfit} fit with no batch; "
+        f"{time.perf_counter() - start:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
