@@ -167,13 +167,15 @@ def unit_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
     schedule = cyclic(schedule)
     unit = unit_layers(scenario.model, schedule)
     layers = range(len(scenario.model.layers)) if unit is None else unit
+    return build_unit(scenario, schedule, full_structure(scenario, schedule, layers), unit)
+
+
+def build_unit(
+    scenario: Scenario, schedule: Schedule, structure: Structure, unit: Sequence[int] | None
+) -> StepGraph:
+    """The step graph of a run of layers (None: all), without a barrier."""
     return build_step(
-        scenario.model,
-        scenario.hardware,
-        scenario.workload,
-        schedule,
-        full_structure(scenario, schedule, layers),
-        unit,
+        scenario.model, scenario.hardware, scenario.workload, cyclic(schedule), structure, unit
     )
 
 
@@ -238,14 +240,7 @@ def play_unit(scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequ
     """Step of the fractional allocation of one unit, in which absent paths cost nothing."""
     structure, tokens = fractional(scenario, candidate, pattern, unit)
     shares = streamed(scenario, candidate.relaxation)
-    graph = build_step(
-        scenario.model,
-        scenario.hardware,
-        scenario.workload,
-        cyclic(candidate.schedule),
-        structure,
-        unit,
-    )
+    graph = build_unit(scenario, candidate.schedule, structure, unit)
     values = [
         shares[v.layer] if v.path == "stream_weights" else tokens[v.layer, v.stage, v.path]
         for v in graph.variables

@@ -6,12 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 
 from kvplan import certificate, program
-from kvplan.candidates import PATTERNS, Candidate, cyclic, fractional, unit_graph, unit_layers
+from kvplan.candidates import (
+    PATTERNS,
+    Candidate,
+    build_unit,
+    cyclic,
+    fractional,
+    unit_graph,
+    unit_layers,
+)
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted
 from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
-from kvplan.step import StepGraph, build_step
+from kvplan.step import StepGraph
 
 GOOD_GAP = 1e-2
 """A gap above this share is worth smaller blocks, and solving the full program for."""
@@ -67,16 +75,21 @@ def raise_bounds(scenario: Scenario, candidates: Sequence[Candidate], step_s: fl
             )
             candidate.bound_s = max(candidate.bound_s, sharper)
         if candidate.bound_s < target_s and len(candidate.unit.operations) <= LARGEST_BOUND:
-            statement = program.state(
-                unit_graph(scenario, candidate.schedule),
-                scenario.capacity,
-                quality=scenario.quality,
-                relaxed=True,
-                block=scenario.workload.block,
-            )
-            solution = program.solve(statement)
+            solution = relaxed(scenario, unit_graph(scenario, candidate.schedule))
             solved_s = float("inf") if solution is None else solution.step_s
             candidate.bound_s = max(candidate.bound_s, solved_s)
+
+
+def relaxed(scenario: Scenario, unit: StepGraph) -> program.Solution | None:
+    """The relaxed program of a unit (see `program.state`): its optimum is a lower bound."""
+    statement = program.state(
+        unit,
+        scenario.capacity,
+        quality=scenario.quality,
+        relaxed=True,
+        block=scenario.workload.block,
+    )
+    return program.solve(statement)
 
 
 def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate | None:
@@ -92,14 +105,7 @@ def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate 
         structure, _ = fractional(scenario, candidate, pattern, layers)
     if structure is None:
         return None
-    graph = build_step(
-        scenario.model,
-        scenario.hardware,
-        scenario.workload,
-        cyclic(candidate.schedule),
-        structure,
-        unit,
-    )
+    graph = build_unit(scenario, candidate.schedule, structure, unit)
     statement = program.state(
         graph, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
     )
@@ -112,14 +118,7 @@ def program_structure(
 ) -> dict[tuple[int, int | None], list[Path]] | None:
     """Paths that the relaxed program uses for more than a sliver of each stage."""
     unit = unit_graph(scenario, candidate.schedule)
-    statement = program.state(
-        unit,
-        scenario.capacity,
-        quality=scenario.quality,
-        relaxed=True,
-        block=scenario.workload.block,
-    )
-    solution = program.solve(statement)
+    solution = relaxed(scenario, unit)
     if solution is None:
         return None
     held: dict[tuple[int, int | None], dict[str, float]] = {}
