@@ -2,7 +2,9 @@
 
 KvplanError             exit code 1: the program got something wrong
 ├── InputError          exit code 2: a field, a value, what would be accepted
-└── InfeasibleError     exit code 3: no plan fits; the budget that binds, what would fit
+├── InfeasibleError     exit code 3: no plan fits; the budget that binds, what would fit
+├── ResourceError       exit code 3: a run needs what this machine does not have (left)
+└── Interrupted         exit code 128 + signal: someone ended a run; what is kept
 """
 
 from __future__ import annotations
@@ -53,3 +55,38 @@ class InfeasibleError(KvplanError):
         """Put the three parts into one line."""
         self.budget, self.reason, self.change = budget, reason, change
         super().__init__(f"no feasible plan: {budget}: {reason}; {change}")
+
+
+class ResourceError(KvplanError):
+    """A run needs what this machine does not have, or has no more of.
+
+    Args:
+        resource: what is missing: ``gpu``, ``hbm``, ``dram``, ``pinned`` or ``disk``.
+        reason: one sentence with the numbers.
+        change: what would let it run.
+    """
+
+    exit_code = 3
+
+    def __init__(self, resource: str, reason: str, change: str) -> None:
+        """Put the three parts into one line."""
+        self.resource, self.reason, self.change = resource, reason, change
+        super().__init__(f"cannot run here: {resource}: {reason}; {change}")
+
+
+class Interrupted(KvplanError):
+    """A person or the system ended a run by a signal.
+
+    Args:
+        signal_number: which: SIGINT is 2, SIGTERM is 15.
+        kept: what is kept of the run, and how to go on; may be empty.
+
+    >>> Interrupted(2, "3 results are in r.json").exit_code
+    130
+    """
+
+    def __init__(self, signal_number: int, kept: str = "") -> None:
+        """Put both parts into one line."""
+        self.exit_code = 128 + signal_number
+        word = "interrupted" if signal_number == 2 else "terminated"
+        super().__init__(f"{word}; {kept}" if kept else word)

@@ -61,6 +61,11 @@ def profile(
         typer.Option("--from", help="Raw results to read instead of measuring.",
                      rich_help_panel="Measurement"),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Measure only what the file of --raw does not hold yet, "
+                     "after an interrupt.", rich_help_panel="Measurement"),
+    ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure this machine and write a hardware profile; a machine without a GPU does what it can.
@@ -68,9 +73,11 @@ def profile(
     Numbers that could not be measured are marked as assumed, with the rule they follow.
     """
     _check(output, raw_output, budget, scratch)
+    if resume and raw_output is None:
+        raise InputError("--resume", None, "with --raw FILE, which holds what was measured")
     from kvplan_validate.hardware_document import default_name, residuals, to_toml
 
-    raw = _read(source) if source else _measured(only, budget, scratch)
+    raw = _read(source) if source else _measured(only, budget, scratch, raw_output, resume=resume)
     file = Path(raw_output or source or "raw results, not kept").name
     name = name or default_name(raw)
     text = to_toml(raw, name, f"{raw['machine'].get('card', 'No GPU')}, as measured here", file)
@@ -105,10 +112,31 @@ def _check(output: str | None, raw: str | None, budget: float, scratch: str | No
         raise InputError("--scratch", scratch, "a folder that exists")
 
 
-def _measured(only: str | None, budget: float, scratch: str | None) -> dict[str, Any]:
+def _measured(
+    only: str | None, budget: float, scratch: str | None, raw_output: str | None, *, resume: bool
+) -> dict[str, Any]:
+    from kvplan_validate.interrupt import unwinding
     from kvplan_validate.profile import run_profile
 
-    raw = run_profile((only or "").split(","), budget, _show_step, scratch=scratch)
+    done: list[str] = []
+
+    def keep(raw: dict[str, Any]) -> None:
+        done[:] = [k for k, entry in raw["measurements"].items() if entry["state"] == "measured"]
+        if raw_output:
+            _write_raw(raw_output, raw)
+
+    def kept() -> str:
+        if raw_output is None:
+            return f"{len(done)} measurements were done; --raw FILE would have kept them"
+        if not done:
+            return "nothing had been measured"
+        return f"{raw_output} keeps {len(done)} measurements; --resume goes on from there"
+
+    with unwinding(kept):
+        raw = run_profile(
+            (only or "").split(","), budget, _show_step, scratch=scratch, keep=keep,
+            earlier=_read(raw_output, "--raw") if resume and raw_output else None,
+        )  # fmt: skip
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
     for key, entry in raw["measurements"].items():
@@ -126,13 +154,14 @@ def _show_step(step: Step) -> None:
         say("note", text)
 
 
-def _read(file: str) -> dict[str, Any]:
+def _read(file: str, option: str = "--from") -> dict[str, Any]:
     try:
-        raw = json.loads(Path(file).read_text(encoding="utf-8"))
+        raw: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError("--from", file, f"raw results in JSON ({error})") from None
-    if not isinstance(raw, dict) or not isinstance(raw.get("machine"), dict):
-        raise InputError("--from", file, "raw results of kvplan profile")
+        raise InputError(option, file, f"raw results in JSON ({error})") from None
+    known = isinstance(raw, dict) and isinstance(raw.get("measurements"), dict)
+    if not known or not isinstance(raw.get("machine"), dict):
+        raise InputError(option, file, "raw results of kvplan profile")
     return raw
 
 
@@ -141,9 +170,15 @@ def _write(output: str | None, text: str, raw_output: str | None, raw: dict[str,
     from kvplan.plan_file import write_text
 
     if raw_output:
-        write_text(raw_output, json.dumps(raw, indent=1, allow_nan=False) + "\n")
+        _write_raw(raw_output, raw)
     if output and output != "-":
         write_text(output, text)
+
+
+def _write_raw(file: str, raw: dict[str, Any]) -> None:
+    from kvplan.plan_file import write_text
+
+    write_text(file, json.dumps(raw, indent=1, allow_nan=False) + "\n")
 
 
 COMMANDS = {"profile": (profile, PROFILE_EPILOG)}

@@ -6,6 +6,8 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -13,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvplan.errors import InfeasibleError
+from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.model import ModelSpec
 from kvplan.scenario import Scenario
 from kvplan.trace import trace
-from kvplan.units import format_bytes
 from kvplan_validate import kernels
 from kvplan_validate.decoder import ROPE_THETA, Decoder
-from kvplan_validate.pool import PinnedPool
+from kvplan_validate.pool import PinnedPool, largest
 from kvplan_validate.runtime import Runtime
 from kvplan_validate.store import Store, layout, piece_bytes
 
@@ -30,6 +31,12 @@ TILE = 64 * 2**20
 """Bytes of random numbers that fill a pool over and over."""
 
 SMALL_POOL = 512 * 2**20
+LEAST_POOL = 2**30
+"""Bytes; a smaller pool might lie in the CPU's caches."""
+
+
+def _unheard(text: str) -> None:
+    """Nobody listens."""
 
 
 @dataclass(slots=True)
@@ -37,10 +44,12 @@ class Bench:
     """What cases share: one registered pool, one set of weights at a time.
 
     Args:
-        pool_bytes: host memory to register for cached tokens.
+        pool_bytes: most host memory to register for cached tokens.
+        notice: takes a sentence about what is not as asked for.
     """
 
     pool_bytes: int
+    notice: Callable[[str], None] = _unheard
     device: torch.device = field(
         default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu")
     )
@@ -53,13 +62,17 @@ class Bench:
         """The large pool, filled with random numbers, and a small one for what steps write."""
         if self.pool is None or self.small is None:
             tile = torch.randn(TILE // 2, dtype=torch.float32).to(torch.float16)
-            self.pool = PinnedPool(self.pool_bytes, wrap=True, tile=tile.view(torch.uint8))
-            self.small = PinnedPool(SMALL_POOL)
+            self.small = self.small or PinnedPool(SMALL_POOL)
+            self.pool = largest(
+                self.pool_bytes, LEAST_POOL, self.notice, wrap=True, tile=tile.view(torch.uint8)
+            )
         return self.pool, self.small
 
     def decoder(self, model: ModelSpec, dtype: str, positions: int) -> Decoder:
         """Weights of a model; the last model's are kept."""
-        if self._decoder is None or self._model != model:
+        if dtype not in DTYPES:
+            raise InputError("kv_dtype", dtype, f"one that the runtime has: {', '.join(DTYPES)}")
+        if self._decoder is None or self._model != model or self._decoder.dtype != DTYPES[dtype]:
             self._decoder = None
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -70,13 +83,17 @@ class Bench:
             self._decoder.rotary = kernels.rotary_table(positions, dim, ROPE_THETA, self.device)
         return self._decoder
 
+    def drop_weights(self) -> None:
+        """Forget the weights; streaming takes rows out of them."""
+        self._model = self._decoder = None
+
     def close(self) -> None:
         """Give everything back."""
         for pool in (self.pool, self.small):
             if pool is not None:
                 pool.close()
         self.pool = self.small = None
-        self._decoder = None
+        self.drop_weights()
 
 
 def timing_store(
@@ -86,11 +103,7 @@ def timing_store(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Store:
-    """Pieces full of random numbers: right for time, meaningless as text.
-
-    Raises:
-        InfeasibleError: the GPU has no room for what should stay resident.
-    """
+    """Pieces full of random numbers: right for time, meaningless as text."""
     store = Store(layout(evaluation.allocation, scenario.workload.micro_batches))
     item = torch.empty(0, dtype=dtype).element_size()
     batch = scenario.workload.micro_batch
@@ -111,15 +124,7 @@ def timing_store(
 
 
 def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    try:
-        return torch.empty(shape, device=device, dtype=dtype).normal_()
-    except torch.cuda.OutOfMemoryError:
-        free, total = torch.cuda.mem_get_info()
-        raise InfeasibleError(
-            "hbm",
-            f"the GPU has {format_bytes(free)} of {format_bytes(total)} left",
-            "lower --hbm, the batch or the context",
-        ) from None
+    return torch.empty(shape, device=device, dtype=dtype).normal_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +139,30 @@ class Timing:
         return statistics.median(self.samples_s)
 
 
-def ready(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Runtime:
-    """A runtime of a plan over random tokens."""
-    pool, small = bench.open()
-    pool.reset()
-    small.reset()
-    dtype = scenario.workload.kv_dtype
-    decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
-    store = timing_store(scenario, evaluation, pool, bench.device, DTYPES[dtype])
-    return Runtime(scenario, evaluation, decoder, store, small)
+@contextmanager
+def ready(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Iterator[Runtime]:
+    """A runtime of a plan over random tokens; what it held is free again at the end."""
+    try:
+        pool, small = bench.open()
+        pool.reset()
+        small.reset()
+        dtype = scenario.workload.kv_dtype
+        decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
+        store = timing_store(scenario, evaluation, pool, bench.device, DTYPES[dtype])
+        runtime = Runtime(scenario, evaluation, decoder, store, small)
+        try:
+            yield runtime
+        finally:
+            runtime.close()
+            store.close()
+            del runtime, store
+    finally:
+        if evaluation.schedule.stream_weights:
+            bench.drop_weights()
+        # Actions hold the runtime that holds them; graphs hold memory until both are gone.
+        gc.collect()
+        if bench.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int = 0) -> Timing:
@@ -154,19 +174,11 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         evaluation: the plan.
         steps: how many; 0 picks as many as take half a second, 5 to 30.
     """
-    runtime = ready(bench, scenario, evaluation)
-    try:
+    with ready(bench, scenario, evaluation) as runtime:
         if evaluation.schedule.mode == "graph":
             runtime.capture()
         count = steps or max(5, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
         return Timing(timed(runtime, count, warm=1 if evaluation.step_s > 0.3 else 3))
-    finally:
-        runtime.close()
-        del runtime
-        # Actions hold the runtime that holds them; graphs hold memory until both are gone.
-        gc.collect()
-        if bench.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:
@@ -195,10 +207,10 @@ def traced(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> str:
 
     The measured step is launched eagerly, with an event before and after every operation.
     """
-    runtime = ready(bench, scenario, evaluation)
-    for _ in range(2):
-        runtime.step()
-    spans = runtime.timed_step()
+    with ready(bench, scenario, evaluation) as runtime:
+        for _ in range(2):
+            runtime.step()
+        spans = runtime.timed_step()
     document = trace(evaluation.graph, evaluation.values, evaluation.simulation, steps=1)
     for event in document["traceEvents"]:
         event["pid"] = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,8 @@ def run_profile(
     *,
     scratch: str | None = None,
     registry: Sequence[Measurement] = REGISTRY,
+    earlier: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Measure this machine.
 
@@ -85,27 +87,49 @@ def run_profile(
         progress: called before each measurement.
         scratch: folder on the disk to measure; None takes the system's temporary folder.
         registry: the measurements there are.
+        earlier: raw results of a run that was interrupted; what it measured is taken over.
+        keep: takes the raw results so far after every measurement.
 
     Returns:
         The raw results: ``machine`` says where they come from, ``measurements`` holds by key
         what was measured, or why not. A measurement that fails does not stop the others.
 
     Raises:
-        InputError: a word of ``select`` names nothing.
+        InputError: a word of ``select`` names nothing, or ``earlier`` is of another machine.
     """
     begin = time.monotonic()
     chosen = selected(select, registry)
     machine = Machine.here(scratch)
     facts = machine.facts() | {"scratch_free_bytes": _free_bytes(machine)}
+    kept = _taken_over(earlier, facts)
     machine.warm_up()
-    results = _in_turn(chosen, machine, begin + budget_s, budget_s * LEAST_SHARE, progress)
-    return {
+    raw: dict[str, Any] = {
         "kvplan_profile": RAW_VERSION,
         "machine": facts,
         "budget_s": budget_s,
-        "took_s": round(time.monotonic() - begin, 3),
-        "measurements": results,
+        "took_s": 0.0,
+        "measurements": {m.key: kept[m.key] for m in chosen if m.key in kept},
     }
+    todo = [measurement for measurement in chosen if measurement.key not in kept]
+    end_s, least_s = begin + budget_s, budget_s * LEAST_SHARE
+    for key, entry in _in_turn(todo, machine, end_s, least_s, progress):
+        raw["measurements"][key] = entry
+        raw["took_s"] = round(time.monotonic() - begin, 3)
+        if keep is not None:
+            keep(raw)
+    return raw
+
+
+def _taken_over(earlier: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What an interrupted run on this machine measured."""
+    if earlier is None:
+        return {}
+    for name in ("card", "cpu", "dram_bytes", "torch"):
+        if earlier["machine"].get(name) != facts.get(name):
+            wanted = f"results of this machine, whose {name} is {facts.get(name)!r}"
+            raise InputError(f"--resume: {name}", earlier["machine"].get(name), wanted)
+    entries = earlier["measurements"].items()
+    return {key: entry for key, entry in entries if entry["state"] == "measured"}
 
 
 def _in_turn(
@@ -114,11 +138,11 @@ def _in_turn(
     end_s: float,
     least_s: float,
     progress: Progress | None,
-) -> dict[str, Any]:
-    """Entries of all measurements; what one does not use of its time goes to those after it."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Entries by key; the time that one measurement does not use goes to those after it."""
     refused = {m.key: machine_refuses(m, machine) for m in chosen}
     waiting = [m for m in chosen if refused[m.key] is None]
-    runs, results = len(waiting), {}
+    runs = len(waiting)
     for measurement in chosen:
         left_s = end_s - time.monotonic()
         why = refused[measurement.key] or (NO_TIME if left_s <= 0 else None)
@@ -130,8 +154,7 @@ def _in_turn(
             share_s = max(left_s * measurement.seconds / weights, min(left_s, least_s))
             machine.clock = Clock(time.monotonic() + share_s)
             waiting.remove(measurement)
-        results[measurement.key] = _result(measurement, machine, why)
-    return results
+        yield measurement.key, _result(measurement, machine, why)
 
 
 def machine_refuses(measurement: Measurement, machine: Machine) -> str | None:

@@ -68,13 +68,16 @@ class ResultFile:
     Args:
         path: where; None keeps them in memory.
         provenance: machine, versions, profile; a file of another profile is refused.
+        resume: whether to read what an earlier run left there.
     """
 
-    def __init__(self, path: str | Path | None, provenance: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | Path | None, provenance: dict[str, Any], *, resume: bool = True
+    ) -> None:
         """Read what an earlier run left."""
         self.path, self.provenance = (Path(path) if path else None), provenance
         self.results: list[dict[str, Any]] = []
-        if self.path is not None and self.path.exists():
+        if resume and self.path is not None and self.path.exists():
             self._resume(self.path)
 
     def _resume(self, path: Path) -> None:
@@ -96,8 +99,22 @@ class ResultFile:
     def add(self, result: Result) -> None:
         """Keep a result and save the file."""
         self.results.append(asdict(result))
-        if self.path is not None:
+        if self.path is None:
+            return
+        try:
             write_text(self.path, self.text())
+        except InputError as error:
+            before = f"it keeps the {len(self.results) - 1} results before this one"
+            raise InputError("--output", str(self.path), f"{error.accepted}; {before}") from None
+
+    def kept(self) -> str:
+        """What is kept of an interrupted run, in one sentence."""
+        count = sum(result.get("measured_s") is not None for result in self.results)
+        if self.path is None:
+            return f"{count} cases had been measured; -o FILE would have kept them"
+        if not self.results:
+            return "nothing had been measured"
+        return f"{self.path} keeps {count} measured cases; the same command goes on from there"
 
     def text(self) -> str:
         """The whole document."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from kvplan.cli.output import Json, check_writable, console, print_json, say
-from kvplan.errors import InfeasibleError, InputError
+from kvplan.errors import InputError, KvplanError, ResourceError
 
 VALIDATE_EPILOG = """
 Examples:
@@ -37,7 +38,7 @@ def validate(
     ] = None,
     pool: Annotated[
         str,
-        typer.Option(help="Host memory to register for cached tokens.",
+        typer.Option(help="Most host memory to register for cached tokens.",
                      rich_help_panel="What to run"),
     ] = "16GiB",
     budget: Annotated[
@@ -45,6 +46,12 @@ def validate(
         typer.Option(help="Seconds after which no further case starts.",
                      rich_help_panel="What to run"),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(help="cuda, or cpu: the same code without streams, to try a plan's logic; "
+                     "predictions are of the profile's GPU all the same.",
+                     rich_help_panel="What to run"),
+    ] = "cuda",
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", help="Results to write; an earlier file is resumed.",
@@ -67,38 +74,64 @@ def validate(
         raise InputError("--trace", trace, "a plan, not a grid")
     check_writable(output, "--output")
     check_writable(trace, "--trace")
-    _need_gpu()
+    _check_device(device)
     if plan is not None:
-        document = _run_plan(plan, gpu, pool, trace)
+        document = _run_plan(plan, gpu, pool, device, output, trace)
     else:
         assert grid is not None
-        document = _run_grid(grid, gpu, pool, budget, output, quiet=as_json)
+        document = _run_grid(grid, gpu, pool, budget, device, output, quiet=as_json)
     if as_json:
         print_json(document)
     else:
         show_summary(document)
+    _refuse_failures(document)
 
 
-def _need_gpu() -> None:
+def _check_device(device: str) -> None:
+    """The device is there; torch is loaded only when it is known which."""
+    if device not in ("cuda", "cpu"):
+        raise InputError("--device", device, "cuda or cpu")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         import torch
     except ImportError:
         raise InputError("torch", None, "an installed torch: pip install 'kvplan[validate]'") \
             from None  # fmt: skip
-    if not torch.cuda.is_available():
-        raise InfeasibleError(
-            "gpu", "torch sees no CUDA device here", "run it on the machine with the GPU"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ResourceError(
+            "gpu", "torch sees no CUDA device", "--device cpu tries a plan's logic without one"
         )
 
 
+def _refuse_failures(document: dict[str, Any]) -> None:
+    """End with an error where a case met a fault of kvplan, or where no case could run."""
+    from kvplan_validate.faults import INTERNAL
+
+    reasons = [result["reason"] for result in document["results"] if result.get("reason")]
+    faults = [reason for reason in reasons if reason.startswith(INTERNAL)]
+    if faults:
+        raise KvplanError(f"{len(faults)} of {len(document['results'])} cases: {faults[0]}")
+    if reasons and len(reasons) == len(document["results"]):
+        raise ResourceError("every case", f"{len(reasons)} failed", f"the first: {reasons[0]}")
+
+
 def _run_grid(
-    grid: str, gpu: str | None, pool: str, budget: float | None, output: str | None, *, quiet: bool
+    grid: str,
+    gpu: str | None,
+    pool: str,
+    budget: float | None,
+    device: str,
+    output: str | None,
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
     import json
 
     from kvplan.hardware_library import load_hardware
     from kvplan.units import parse_bytes
     from kvplan_validate.cases import read_grid
+    from kvplan_validate.interrupt import unwinding
     from kvplan_validate.results import ResultFile
     from kvplan_validate.validation import provenance
     from kvplan_validate.validation import validate as run_all
@@ -111,41 +144,42 @@ def _run_grid(
     def show(text: str) -> None:
         print(text, file=sys.stderr if quiet else sys.stdout, flush=True)
 
-    run_all(
-        cases, hardware, results, pool_bytes=parse_bytes(pool, "--pool"), show=show,
-        budget_s=budget,
-    )  # fmt: skip
+    with unwinding(results.kept):
+        run_all(
+            cases, hardware, results, pool_bytes=parse_bytes(pool, "--pool"), show=show,
+            budget_s=budget, device=device,
+        )  # fmt: skip
     found: dict[str, Any] = json.loads(results.text())
     return found
 
 
-def _run_plan(plan: str, gpu: str | None, pool: str, trace: str | None) -> dict[str, Any]:
+def _run_plan(
+    plan: str, gpu: str | None, pool: str, device: str, output: str | None, trace: str | None
+) -> dict[str, Any]:
+    import json
+
     from kvplan.hardware_library import load_hardware
     from kvplan.plan_file import decode, read_plan, write_text
     from kvplan.planning import replay
     from kvplan.units import parse_bytes
-    from kvplan_validate.harness import Bench, run, traced
-    from kvplan_validate.validation import provenance
+    from kvplan_validate.interrupt import unwinding
+    from kvplan_validate.results import ResultFile
+    from kvplan_validate.validation import provenance, run_plan
 
     document = decode(sys.stdin.buffer.read(), "-") if plan == "-" else read_plan(plan)
     scenario, evaluation = replay(document, load_hardware(gpu) if gpu else None)
-    bench = Bench(parse_bytes(pool, "--pool"))
-    try:
-        timing = run(bench, scenario, evaluation)
-        if trace is not None:
-            write_text(trace, traced(bench, scenario, evaluation))
-    finally:
-        bench.close()
+    results = ResultFile(output, provenance(scenario.hardware), resume=False)
+    with unwinding(results.kept):
+        timelines = run_plan(
+            scenario, evaluation, results, plan=plan, strategy=document.decision.strategy,
+            pool_bytes=parse_bytes(pool, "--pool"), device=device,
+            show=lambda text: say("note", text), timelines=trace is not None,
+        )  # fmt: skip
     if trace is not None:
+        write_text(trace, timelines)
         say("note", f"timelines written to {trace}")
-    error = evaluation.step_s / timing.median_s - 1.0
-    result = {
-        "case": {"plan": plan}, "strategy": document.decision.strategy,
-        "predicted_s": evaluation.step_s, "measured_s": timing.median_s,
-        "samples_s": timing.samples_s, "error": error,
-        "busy_s": dict(evaluation.simulation.busy_s),
-    }  # fmt: skip
-    return {"provenance": provenance(scenario.hardware), "results": [result]}
+    found: dict[str, Any] = json.loads(results.text())
+    return found
 
 
 def show_summary(document: dict[str, Any]) -> None:

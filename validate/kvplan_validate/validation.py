@@ -14,11 +14,13 @@ import torch
 
 import kvplan
 from kvplan.allocation import tokens_by_path
-from kvplan.errors import KvplanError
+from kvplan.errors import ResourceError
 from kvplan.evaluate import Evaluation
 from kvplan.hardware import HardwareProfile
+from kvplan.scenario import Scenario
 from kvplan_validate.cases import Case
-from kvplan_validate.harness import Bench, run
+from kvplan_validate.faults import described, fault, recover
+from kvplan_validate.harness import Bench, Timing, run, traced
 from kvplan_validate.results import Result, ResultFile, case_fields, case_key
 
 Show = Callable[[str], None]
@@ -70,8 +72,9 @@ def validate(
     pool_bytes: int,
     show: Show,
     budget_s: float | None = None,
+    device: str | None = None,
 ) -> ResultFile:
-    """Run every case that has no result yet.
+    """Run every case that has no result yet; one that fails keeps its reason.
 
     Args:
         cases: what to run.
@@ -80,10 +83,17 @@ def validate(
         pool_bytes: host memory to register.
         show: takes one line per case.
         budget_s: stop starting cases after this long.
+        device: ``cuda`` or ``cpu``; None takes the GPU where there is one.
+
+    Raises:
+        ResourceError: the GPU no longer answers, so that no further case could run.
+        InputError: results cannot be written.
     """
     done = results.done()
     todo = [case for case in ordered(cases) if case_key(case_fields(case)) not in done]
-    bench = Bench(pool_bytes)
+    bench = Bench(pool_bytes, show)
+    if device is not None:
+        bench.device = torch.device(device)
     begun = time.monotonic()
     try:
         for number, case in enumerate(todo):
@@ -95,6 +105,10 @@ def validate(
             result = run_case(bench, case, hardware)
             results.add(result)
             show(f"[{number + 1}/{len(todo)}, {left:.0f} s left] {line(result)}")
+            if result.measured_s is None and (broken := recover()) is not None:
+                raise ResourceError(
+                    "gpu", f"since {line(result)}, every call fails ({broken})", results.kept()
+                )
     finally:
         bench.close()
     return results
@@ -102,27 +116,85 @@ def validate(
 
 def run_case(bench: Bench, case: Case, hardware: HardwareProfile) -> Result:
     """Plan, predict and time one case; a case that cannot run keeps its reason."""
-    strategy = "forced" if case.force else case.baseline or "solve"
-    fields = case_fields(case)
     try:
-        scenario = case.scenario(hardware)
-        evaluation = case.plan(scenario)
-        timing = run(bench, scenario, evaluation)
-    except (KvplanError, torch.cuda.OutOfMemoryError) as error:
-        torch.cuda.empty_cache()
-        return Result(fields, strategy, reason=" ".join(str(error).split())[:300])
+        return _measured(bench, case, hardware)
+    except Exception as error:
+        reason = described(error)
+    # Out here the exception, whose frames hold tensors, is gone.
+    recover()
+    return Result(case_fields(case), _strategy(case), reason=reason)
+
+
+def _strategy(case: Case) -> str:
+    return "forced" if case.force else case.baseline or "solve"
+
+
+def _measured(bench: Bench, case: Case, hardware: HardwareProfile) -> Result:
+    scenario = case.scenario(hardware)
+    evaluation = case.plan(scenario)
+    timing = run(bench, scenario, evaluation)
+    return _compared(case_fields(case), _strategy(case), scenario, evaluation, timing)
+
+
+def _compared(
+    case: dict[str, Any], strategy: str, scenario: Scenario, evaluation: Evaluation, timing: Timing
+) -> Result:
     moved = evaluation.graph.link_bytes(evaluation.values).get("h2d", 0.0)
     return Result(
-        case=fields,
+        case=case,
         strategy=strategy,
         predicted_s=evaluation.step_s,
         measured_s=timing.median_s,
         samples_s=timing.samples_s,
         error=evaluation.step_s / timing.median_s - 1.0,
-        floor_s=moved / hardware.h2d.copy.rate(),
+        floor_s=moved / scenario.hardware.h2d.copy.rate(),
         busy_s=dict(evaluation.simulation.busy_s),
         decision=decision(evaluation),
     )
+
+
+def run_plan(
+    scenario: Scenario,
+    evaluation: Evaluation,
+    results: ResultFile,
+    *,
+    plan: str,
+    strategy: str,
+    pool_bytes: int,
+    device: str,
+    show: Show,
+    timelines: bool = False,
+) -> str:
+    """Run one plan and keep its result.
+
+    Args:
+        scenario: the question the plan answers.
+        evaluation: the plan.
+        results: where its result goes.
+        plan: what to call it.
+        strategy: how it was made.
+        pool_bytes: host memory to register.
+        device: ``cuda`` or ``cpu``.
+        show: takes sentences about what is not as asked for.
+        timelines: whether a step is traced too.
+
+    Returns:
+        Predicted and measured timelines as a Chrome trace, or nothing.
+
+    Raises:
+        ResourceError: the machine cannot run it.
+    """
+    bench = Bench(pool_bytes, show, torch.device(device))
+    try:
+        timing = run(bench, scenario, evaluation)
+        results.add(_compared({"plan": plan}, strategy, scenario, evaluation, timing))
+        return traced(bench, scenario, evaluation) if timelines else ""
+    except Exception as error:
+        if (found := fault(error)) is None:
+            raise
+        raise found from error
+    finally:
+        bench.close()
 
 
 def decision(evaluation: Evaluation) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The command line: ``kvplan COMMAND``. Commands import what they need when they run.
 
-Exit codes: 0 fine, 2 bad input, 3 no feasible plan, 1 a fault of kvplan, 130 interrupted.
+Exit codes: 0 fine, 2 bad input, 3 no feasible plan or a machine that cannot run it, 1 a fault of
+kvplan, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
