@@ -139,23 +139,28 @@ class Timing:
         return statistics.median(self.samples_s)
 
 
+def ready(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Runtime:
+    """A runtime of a plan over random tokens."""
+    pool, small = bench.open()
+    pool.reset()
+    small.reset()
+    dtype = scenario.workload.kv_dtype
+    decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
+    store = timing_store(scenario, evaluation, pool, bench.device, DTYPES[dtype])
+    return Runtime(scenario, evaluation, decoder, store, small)
+
+
 @contextmanager
-def ready(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Iterator[Runtime]:
-    """A runtime of a plan over random tokens; what it held is free again at the end."""
+def running(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Iterator[Runtime]:
+    """A runtime whose memory is free again at the end, whatever happens."""
     try:
-        pool, small = bench.open()
-        pool.reset()
-        small.reset()
-        dtype = scenario.workload.kv_dtype
-        decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
-        store = timing_store(scenario, evaluation, pool, bench.device, DTYPES[dtype])
-        runtime = Runtime(scenario, evaluation, decoder, store, small)
+        runtime = ready(bench, scenario, evaluation)
         try:
             yield runtime
         finally:
             runtime.close()
-            store.close()
-            del runtime, store
+            runtime.store.close()
+            del runtime
     finally:
         if evaluation.schedule.stream_weights:
             bench.drop_weights()
@@ -174,7 +179,7 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         evaluation: the plan.
         steps: how many; 0 picks as many as take half a second, 5 to 30.
     """
-    with ready(bench, scenario, evaluation) as runtime:
+    with running(bench, scenario, evaluation) as runtime:
         if evaluation.schedule.mode == "graph":
             runtime.capture()
         count = steps or max(5, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
@@ -207,7 +212,7 @@ def traced(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> str:
 
     The measured step is launched eagerly, with an event before and after every operation.
     """
-    with ready(bench, scenario, evaluation) as runtime:
+    with running(bench, scenario, evaluation) as runtime:
         for _ in range(2):
             runtime.step()
         spans = runtime.timed_step()
