@@ -139,7 +139,9 @@ class Timing:
         return statistics.median(self.samples_s)
 
 
-def ready(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Runtime:
+def ready(
+    bench: Bench, scenario: Scenario, evaluation: Evaluation, kind: type[Runtime] = Runtime
+) -> Runtime:
     """A runtime of a plan over random tokens."""
     pool, small = bench.open()
     pool.reset()
@@ -147,14 +149,16 @@ def ready(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Runtime:
     dtype = scenario.workload.kv_dtype
     decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
     store = timing_store(scenario, evaluation, pool, bench.device, DTYPES[dtype])
-    return Runtime(scenario, evaluation, decoder, store, small)
+    return kind(scenario, evaluation, decoder, store, small)
 
 
 @contextmanager
-def running(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> Iterator[Runtime]:
+def running(
+    bench: Bench, scenario: Scenario, evaluation: Evaluation, kind: type[Runtime] = Runtime
+) -> Iterator[Runtime]:
     """A runtime whose memory is free again at the end, whatever happens."""
     try:
-        runtime = ready(bench, scenario, evaluation)
+        runtime = ready(bench, scenario, evaluation, kind)
         try:
             yield runtime
         finally:

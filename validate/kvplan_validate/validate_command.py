@@ -18,6 +18,7 @@ Examples:
   kvplan validate plan.json
   kvplan validate --grid grid.toml --gpu ./my.toml -o results.json
   kvplan validate plan.json --trace trace.json
+  kvplan validate --trials --gpu ./my.toml -o trials.json
 """
 
 
@@ -30,6 +31,12 @@ def validate(
         typer.Option(help="TOML or JSON list of cases; keys are solve's long options.",
                      rich_help_panel="What to run"),
     ] = None,
+    trials: Annotated[
+        bool,
+        typer.Option("--trials", help="Check statements of public reports about links, pinned "
+                     "memory and steps on this machine, about three minutes.",
+                     rich_help_panel="What to run"),
+    ] = False,
     gpu: Annotated[
         str | None,
         typer.Option(help="Hardware profile to predict with, by name or file. "
@@ -68,8 +75,8 @@ def validate(
 
     Weights and cached tokens are random: outputs mean nothing, sizes and times are real.
     """
-    if (plan is None) == (grid is None):
-        raise InputError("PLAN or --grid", plan, "one of them")
+    if (plan is not None) + (grid is not None) + trials != 1:
+        raise InputError("PLAN, --grid or --trials", plan, "one of them")
     if trace is not None and plan is None:
         raise InputError("--trace", trace, "a plan, not a grid")
     check_writable(output, "--output")
@@ -77,6 +84,9 @@ def validate(
     _check_device(device)
     if plan is not None:
         document = _run_plan(plan, gpu, pool, device, output, trace)
+    elif trials:
+        _run_trials(gpu, pool, device, output, as_json=as_json)
+        return
     else:
         assert grid is not None
         document = _run_grid(grid, gpu, pool, budget, device, output, quiet=as_json)
@@ -151,6 +161,40 @@ def _run_grid(
         )  # fmt: skip
     found: dict[str, Any] = json.loads(results.text())
     return found
+
+
+def _run_trials(
+    gpu: str | None, pool: str, device: str, output: str | None, *, as_json: bool
+) -> None:
+    import torch
+
+    from kvplan.hardware_library import load_hardware
+    from kvplan.units import parse_bytes
+    from kvplan_validate.harness import Bench
+    from kvplan_validate.interrupt import unwinding
+    from kvplan_validate.measure import Machine
+    from kvplan_validate.trials import REGISTRY, Place, run_trials
+    from kvplan_validate.validation import provenance
+
+    if gpu is None:
+        raise InputError("--gpu", gpu, "the profile to predict with; `kvplan profile` writes one")
+    hardware = load_hardware(gpu)
+
+    def show(text: str) -> None:
+        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    bench = Bench(parse_bytes(pool, "--pool"), show, torch.device(device))
+    machine = Machine.here()
+    kept = f"{output} keeps the trials before this one" if output else "-o FILE keeps trials"
+    with unwinding(lambda: kept):
+        try:
+            machine.warm_up()
+            place = Place(machine=machine, bench=bench, hardware=hardware)
+            document = run_trials(REGISTRY, place, provenance(hardware), output=output, show=show)
+        finally:
+            bench.close()
+    if as_json:
+        print_json(document)
 
 
 def _run_plan(
