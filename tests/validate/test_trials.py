@@ -28,6 +28,7 @@ from kvplan_validate.trials import (  # noqa: E402  # noqa: E402
     pinning,
     run_trials,
     steps,
+    table,
 )
 
 KIB = 1024

@@ -40,7 +40,8 @@ def fitting(scenario: Scenario, schedule: Schedule, shares: dict[str, float]) ->
 def copy_s(place: Place, size: int) -> float:
     """Measured seconds of one copy to the GPU among many."""
     with ends(place.machine, buffers.registered, size) as both:
-        return per_copy_s(place, both, "h2d", both.host.nbytes) * size / both.host.nbytes
+        whole = int(both.host.nbytes)
+        return per_copy_s(place, both, "h2d", whole) * size / whole
 
 
 class SerialOrOverlapped(Trial):
