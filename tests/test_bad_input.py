@@ -102,8 +102,14 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("--boundary", "soft", "--boundary: 'soft'"),
     ("--mode", "jit", "--mode: 'jit'"),
     ("--weights", "floating", "--weights: 'floating'"),
-    ("--objective", "throughput", "not available yet"),
-    ("--objective", "joy", "--objective: 'joy' is not accepted: latency"),
+    ("--objective", "joy", "--objective: 'joy' is not accepted: latency or throughput"),
+    ("--batch", "auto", "auto goes with --objective throughput"),
+    ("--batch", "8..64", "--batch: '8..64'"),
+    ("--micro-batches", "auto", "auto goes with --objective throughput"),
+    ("--schedule", "auto", "auto goes with --objective throughput"),
+    ("--max-step-latency", "0", "--max-step-latency: 0"),
+    ("--max-step-latency", "soon", "--max-step-latency: 'soon'"),
+    ("--slo", "-1ms", "--max-step-latency: '-1ms'"),
     ("--h2d", "fast", "--h2d: 'fast'"),
     ("--h2d", "0", "--h2d: '0'"),
     ("--h2d", "", "--h2d: ''"),
@@ -126,6 +132,14 @@ def test_an_option(command: str, option: str, value: str, says: str) -> None:
 
 
 USAGE: list[tuple[tuple[str, ...], str]] = [
+    ((*ASKED, "--objective", "throughput", "--batch", "9..3"), "--batch: '9..3'"),
+    ((*ASKED, "--objective", "throughput", "--batch", "0"), "--batch: '0'"),
+    ((*ASKED, "--objective", "throughput", "--micro-batches", "1.5"), "--micro-batches: '1.5'"),
+    ((*ASKED, "--objective", "throughput", "--schedule", "diagonal"), "--schedule"),
+    (
+        (*ASKED, "--objective", "throughput", "--batch", "7..7", "--micro-batches", "2"),
+        "divisors of batch 7",
+    ),
     (("solv",), "solv"),
     (("solve",), "--model"),
     (("solve", "--model", "opt-125m"), "--gpu"),

@@ -221,7 +221,7 @@ def test_nothing_is_written_without_o(
 
 
 def test_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
-    with mock.patch("kvplan.planning.make_plan", side_effect=AssertionError):
+    with mock.patch("kvplan.planning.answer", side_effect=AssertionError):
         result = run("solve", *SMALL, "-o", str(tmp_path / "missing" / "plan.json"))
     assert (result.code, result.out) == (2, "")
     assert "missing does not" in result.err
@@ -418,7 +418,7 @@ def raises(error: BaseException) -> Callable[..., Any]:
     ],
 )
 def test_faults_are_one_line(error: BaseException, code: int, says: str) -> None:
-    with mock.patch("kvplan.planning.make_plan", raises(error)):
+    with mock.patch("kvplan.planning.answer", raises(error)):
         result = run("solve", *SMALL)
         assert (result.code, result.out) == (code, "")
         assert result.err.startswith("kvplan: error: ")

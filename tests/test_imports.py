@@ -17,15 +17,15 @@ HEAVY = ("torch", "matplotlib", "pulp", "pandas", "pyarrow")
 
 # From data files to the command line; a module may import from its own level and those above.
 LEVELS = [
-    {"errors", "units", "datafiles", "dtypes", "names", "curve"},
-    {"model", "hardware", "hardware_parts", "workload", "schedule"},
+    {"errors", "units", "datafiles", "dtypes", "names", "curve", "peak"},
+    {"model", "hardware", "hardware_parts", "workload", "schedule", "objective"},
     {"hardware_table", "hardware_file", "hardware_library", "hf_config", "model_library"},
     {"cost", "kvpr", "highs"},
     {"paths"},
     {"graph", "step"},
     {"program", "program_pulp", "fluid", "simulate", "allocation"},
     {"scenario", "evaluate", "certificate"},
-    {"candidates", "fitting", "polish", "resident", "infeasible", "solve"},
+    {"candidates", "fitting", "polish", "resident", "infeasible", "solve", "throughput"},
     {"baselines"},
     {"plan", "plan_file", "planning"},
 ]

@@ -9,19 +9,27 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvplan import cost, kvpr, solve
+from kvplan import cost, kvpr, solve, throughput
 from kvplan.allocation import rounded
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation, evaluate, refuse_overflow
+from kvplan.objective import Objective
+from kvplan.peak import peak
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
+from kvplan.throughput import Batching, with_batching
+from kvplan.units import format_seconds
 
 RULE_OF_THUMB_RATIO = 0.3
 """Middle of "recompute 20 to 40 % where the link is under 10 % of compute"."""
 
 RULE_OF_THUMB_LINK = 0.1
 """Bytes per second of the link over FLOP per second below which the rule applies."""
+
+
+NARROW = 1 / 16
+"""Share of a batch to which a baseline's best batch is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +40,35 @@ class Baseline:
         name: key in JSON.
         title: for people.
         plan: scenario to evaluation, or the reason why it is not possible.
+        search: scenario to the plan at the batch that makes most tokens per second; None tries
+            batches with ``plan``.
     """
 
     name: str
     title: str
     plan: Callable[[Scenario], Evaluation | str]
+    search: Callable[[Scenario], tuple[Batching, Evaluation] | str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A baseline's result: its evaluation, or None and the reason."""
+    """A baseline's result: its evaluation and batch, or None and the reason."""
 
     name: str
     title: str
     evaluation: Evaluation | None
     reason: str | None
+    batching: Batching
 
     @property
     def step_s(self) -> float | None:
         """Seconds of one decode step; None where it is not possible."""
         return self.evaluation.step_s if self.evaluation else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second; None where it is not possible."""
+        return self.batching.batch / self.evaluation.step_s if self.evaluation else None
 
 
 def forced(
@@ -121,6 +138,25 @@ def overlapped_fetch(scenario: Scenario) -> Evaluation | str:
 
 def staged_pipeline(scenario: Scenario) -> Evaluation | str:
     """Stages of a layer need small buffers, so K and V fill the HBM that is left."""
+    try:
+        return solve.search(_staged(scenario)).best
+    except InfeasibleError as error:
+        return f"{error.budget}: {error.reason}"
+
+
+def staged_throughput(scenario: Scenario) -> tuple[Batching, Evaluation] | str:
+    """The staged pipeline at the batch that makes most tokens per second."""
+    objective = dataclasses.replace(scenario.objective, micro_batches=(1,), schedules=("column",))
+    staged = dataclasses.replace(_staged(scenario), objective=objective)
+    try:
+        found = throughput.search(staged)
+    except InfeasibleError as error:
+        return f"{error.budget}: {error.reason}"
+    return found.batching, found.search.best
+
+
+def _staged(scenario: Scenario) -> Scenario:
+    """Only resident and fetched tokens, in four stages."""
     options = Options(
         paths=("resident", "fetch"),
         axes=("token",),
@@ -130,10 +166,7 @@ def staged_pipeline(scenario: Scenario) -> Evaluation | str:
         mode=scenario.options.mode,
         weights=scenario.options.weights,
     )
-    try:
-        return solve.search(dataclasses.replace(scenario, options=options)).best
-    except InfeasibleError as error:
-        return f"{error.budget}: {error.reason}"
+    return dataclasses.replace(scenario, options=options)
 
 
 def kvpr_layer(scenario: Scenario) -> kvpr.Layer:
@@ -181,7 +214,7 @@ BASELINES = (
     Baseline("no_offload", "no offload", no_offload),
     Baseline("synchronous_fetch", "synchronous fetch", synchronous_fetch),
     Baseline("overlapped_fetch", "overlapped fetch (double buffer)", overlapped_fetch),
-    Baseline("staged_pipeline", "staged pipeline, HBM filled", staged_pipeline),
+    Baseline("staged_pipeline", "staged pipeline, HBM filled", staged_pipeline, staged_throughput),
     Baseline("rule_of_thumb", "rule of thumb (recompute 30 %)", rule_of_thumb),
     Baseline("kvpr_serial", "KVPR split, serial", kvpr_serial),
     Baseline("kvpr_pipelined", "KVPR split, pipelined", kvpr_pipelined),
@@ -190,12 +223,44 @@ BASELINES = (
 
 
 def ladder(scenario: Scenario) -> tuple[Rung, ...]:
-    """Every baseline of a scenario."""
-    rungs = []
-    for baseline in BASELINES:
-        result = baseline.plan(scenario)
+    """Every baseline of a scenario; for throughput, each at its own best batch."""
+    climb = at_best_batch if scenario.objective.seeks_throughput else at_batch
+    return tuple(climb(scenario, baseline) for baseline in BASELINES)
+
+
+def at_batch(scenario: Scenario, baseline: Baseline) -> Rung:
+    """A baseline with the workload as it is."""
+    workload = scenario.workload
+    batching = Batching(workload.batch, workload.micro_batches, workload.schedule)
+    result = baseline.plan(scenario)
+    if isinstance(result, str):
+        return Rung(baseline.name, baseline.title, None, result, batching)
+    if not scenario.objective.accepts(result.step_s):
+        reason = too_slow(scenario.objective, result)
+        return Rung(baseline.name, baseline.title, None, reason, batching)
+    return Rung(baseline.name, baseline.title, result, None, batching)
+
+
+def at_best_batch(scenario: Scenario, baseline: Baseline) -> Rung:
+    """A baseline with the batch that makes most tokens per second, in one micro-batch."""
+    least, most = scenario.objective.batches
+    if baseline.search is not None:
+        result = baseline.search(scenario)
         if isinstance(result, str):
-            rungs.append(Rung(baseline.name, baseline.title, None, result))
-        else:
-            rungs.append(Rung(baseline.name, baseline.title, result, None))
-    return tuple(rungs)
+            return Rung(baseline.name, baseline.title, None, result, Batching(least))
+        return Rung(baseline.name, baseline.title, result[1], None, result[0])
+    known: dict[int, Rung] = {}
+
+    def rung(batch: int) -> Rung:
+        if batch not in known:
+            known[batch] = at_batch(with_batching(scenario, Batching(batch)), baseline)
+        return known[batch]
+
+    batch = peak(lambda size: rung(size).tokens_per_s, least, most, NARROW)
+    return rung(least if batch is None else batch)
+
+
+def too_slow(objective: Objective, evaluation: Evaluation) -> str:
+    """Why a plan that fits is not taken."""
+    limit = format_seconds(objective.max_step_s or 0.0)
+    return f"its step takes {format_seconds(evaluation.step_s)}, longer than {limit}"

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from kvplan.model import MAX_LAYERS, LayerSpec
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 """Version of the plan format: readers accept older minor versions, refuse other major ones."""
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -100,14 +100,25 @@ class OptionInput(_Part, frozen=True):
     weights: Literal["auto", "resident", "streamed"]
 
 
+class ObjectiveInput(_Part, frozen=True):
+    """What the plan is to be best at; batches and what follows count for throughput only."""
+
+    goal: Literal["latency", "throughput"]
+    max_step_s: Annotated[float, Meta(gt=0)] | None
+    batches: tuple[Positive, Positive]
+    micro_batches: list[Positive]
+    schedules: list[Literal["column", "row"]]
+
+
 class Inputs(_Part, frozen=True):
-    """Everything the plan depends on."""
+    """Everything the plan depends on; the workload's batch is the chosen one."""
 
     model: ModelInput
     hardware: HardwareInput
     workload: WorkloadInput
     budgets: BudgetInput
     options: OptionInput
+    objective: ObjectiveInput | None = None
 
 
 class Range(_Part, frozen=True):
@@ -173,6 +184,34 @@ class BaselineResult(_Part, frozen=True):
     title: str
     step_s: Seconds | None
     reason: str | None = None
+    batch: Positive | None = None
+    tokens_per_s: Annotated[float, Meta(ge=0)] | None = None
+
+
+class BatchTrial(_Part, frozen=True):
+    """A batch that was tried; step null where only the bound was asked for."""
+
+    batch: Positive
+    micro_batches: Positive
+    schedule: Literal["column", "row"]
+    bound_s: Seconds
+    step_s: Seconds | None
+
+
+class BatchChoice(_Part, frozen=True):
+    """Why this batch: what keeps it from growing, and how much any other could bring.
+
+    ``bound_tokens_per_s`` is over every batch that was tried; ``gap`` is its distance.
+    """
+
+    batch: Positive
+    micro_batches: Positive
+    schedule: Literal["column", "row"]
+    limit: Literal["asked", "memory", "max_step", "throughput"]
+    why: str
+    bound_tokens_per_s: Annotated[float, Meta(ge=0)]
+    gap: Annotated[float, Meta(ge=0)]
+    trials: list[BatchTrial]
 
 
 class Provenance(_Part, frozen=True):
@@ -192,6 +231,7 @@ class Plan(_Part, frozen=True):
     prediction: Prediction
     baselines: dict[str, BaselineResult]
     provenance: Provenance
+    batch_choice: BatchChoice | None = None
 
 
 def layer_runs(layers: tuple[LayerSpec, ...]) -> list[LayerRun]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import scipy
 
 import kvplan
-from kvplan import cost, fluid
+from kvplan import cost, fluid, throughput
 from kvplan.allocation import Allocation, Segment, tokens_by_path
 from kvplan.baselines import Rung, ladder
 from kvplan.candidates import NEAR, unit_graph
@@ -20,15 +21,19 @@ from kvplan.evaluate import Evaluation, evaluate
 from kvplan.hardware import OVERRIDES, HardwareProfile, override
 from kvplan.hardware_library import load_hardware
 from kvplan.model import MAX_LAYERS, ModelSpec
+from kvplan.objective import Objective
 from kvplan.plan import (
     SCHEMA_VERSION,
     BaselineResult,
+    BatchChoice,
+    BatchTrial,
     BudgetInput,
     Decision,
     HardwareInput,
     Inputs,
     LayerDecision,
     ModelInput,
+    ObjectiveInput,
     OptionInput,
     Plan,
     Prediction,
@@ -46,6 +51,21 @@ from kvplan.units import GB, GIB
 from kvplan.workload import Budgets, Workload
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plan with what it was chosen from.
+
+    Args:
+        scenario: the question, its batch chosen.
+        plan: the document.
+        rungs: every baseline, judged.
+    """
+
+    scenario: Scenario
+    plan: Plan
+    rungs: tuple[Rung, ...]
+
+
 def make_plan(scenario: Scenario, time: str | None = None) -> Plan:
     """Search, compare with every baseline, and write down the better one.
 
@@ -54,20 +74,69 @@ def make_plan(scenario: Scenario, time: str | None = None) -> Plan:
         time: ISO time for the provenance; None takes the clock.
 
     Raises:
-        InfeasibleError: nothing fits.
+        InfeasibleError: nothing fits, or nothing that fits is fast enough.
     """
-    found = search(scenario)
+    return answer(scenario, time).plan
+
+
+def answer(scenario: Scenario, time: str | None = None) -> Answer:
+    """What `make_plan` does, with the baselines it compared.
+
+    Raises:
+        InfeasibleError: nothing fits, or nothing that fits is fast enough.
+    """
+    choice = None
+    if scenario.objective.seeks_throughput:
+        choice = throughput.search(scenario)
+        asked, found = choice.scenario, choice.search
+    else:
+        asked, found = scenario, search(scenario)
+        if not scenario.objective.accepts(found.best.step_s):
+            raise throughput.too_long(scenario, found)
     rungs = ladder(scenario)
-    strategy, best = choose(found, rungs)
-    return document(scenario, found, strategy, best, rungs, time)
+    rung = choose(asked.workload.batch, found, rungs)
+    if rung is None:
+        plan = document(asked, found, "kvplan", found.best, rungs, time)
+    else:
+        assert rung.evaluation is not None
+        if throughput.batching_of(asked) != rung.batching:
+            asked = throughput.with_batching(asked, rung.batching)
+            found = search(asked)
+        plan = document(asked, found, rung.name, rung.evaluation, rungs, time)
+    if choice is not None:
+        plan = msgspec.structs.replace(plan, batch_choice=batch_choice(choice, plan))
+    return Answer(asked, plan, rungs)
 
 
-def choose(found: Search, rungs: Sequence[Rung]) -> tuple[str, Evaluation]:
-    """The searched plan, or the first baseline that is as good within NEAR."""
+def choose(batch: int, found: Search, rungs: Sequence[Rung]) -> Rung | None:
+    """The first baseline that is as good as the searched plan within NEAR; None if none is."""
     for rung in rungs:
-        if rung.evaluation is not None and rung.evaluation.step_s <= found.best.step_s * (1 + NEAR):
-            return rung.name, rung.evaluation
-    return "kvplan", found.best
+        if rung.tokens_per_s and rung.tokens_per_s * (1 + NEAR) >= batch / found.best.step_s:
+            return rung
+    return None
+
+
+def batch_choice(choice: throughput.Throughput, plan: Plan) -> BatchChoice:
+    """Why the plan has the batch it has; a baseline's batch is its own best."""
+    workload, made = plan.inputs.workload, plan.prediction.tokens_per_s
+    own = choice.scenario.workload
+    trials = [
+        BatchTrial(**dataclasses.asdict(t.batching), bound_s=t.bound_s, step_s=t.step_s)
+        for t in choice.trials
+        if t.step_s is not None
+        or (t.batching.micro_batches, t.batching.schedule) == (own.micro_batches, own.schedule)
+    ]
+    top = max(choice.bound_tokens_per_s, made)
+    return BatchChoice(
+        batch=workload.batch,
+        micro_batches=workload.micro_batches,
+        schedule=workload.schedule,
+        limit=choice.limit,  # type: ignore[arg-type]
+        why=choice.why,
+        bound_tokens_per_s=top,
+        gap=max(top / made - 1.0, 0.0),
+        trials=trials,
+    )
 
 
 def document(
@@ -88,7 +157,13 @@ def document(
         ),
         prediction=predict(scenario, best, found),
         baselines={
-            rung.name: BaselineResult(title=rung.title, step_s=rung.step_s, reason=rung.reason)
+            rung.name: BaselineResult(
+                title=rung.title,
+                step_s=rung.step_s,
+                reason=rung.reason,
+                batch=rung.batching.batch if rung.evaluation else None,
+                tokens_per_s=rung.tokens_per_s,
+            )
             for rung in rungs
         },
         provenance=Provenance(
@@ -102,8 +177,6 @@ def document(
 def _inputs(scenario: Scenario) -> Inputs:
     model, hardware = scenario.model, scenario.hardware
     fields = {name: getattr(model, name) for name in model.__struct_fields__ if name != "layers"}
-    options = dataclasses.asdict(scenario.options)
-    options["allow"] = dict(sorted(scenario.options.allow.items()))
     return Inputs(
         model=ModelInput(**fields, layers=layer_runs(model.layers)),
         hardware=HardwareInput(
@@ -123,6 +196,7 @@ def _inputs(scenario: Scenario) -> Inputs:
             },
             OptionInput,
         ),
+        objective=msgspec.convert(dataclasses.asdict(scenario.objective), ObjectiveInput),
     )
 
 
@@ -271,9 +345,21 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
         workload=workload,
         budgets=budgets,
         options=Options(**chosen),
+        objective=_objective(plan),
         hardware_file=file,
         overrides=overrides,
     )
+
+
+def _objective(plan: Plan) -> Objective:
+    given = plan.inputs.objective
+    if given is None:  # written before 1.1
+        return Objective()
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in msgspec.structs.asdict(given).items()
+    }
+    return Objective(**fields)
 
 
 def schedule_of(plan: Plan) -> Schedule:

@@ -10,6 +10,7 @@ from kvplan.dtypes import QUANTISED_DTYPES
 from kvplan.errors import InputError
 from kvplan.hardware import HardwareProfile
 from kvplan.model import LayerSpec, ModelSpec
+from kvplan.objective import Objective
 from kvplan.paths import REGISTRY, Path, find, undominated
 from kvplan.schedule import AXES, BOUNDARIES, MODES, QUEUE_DEPTHS, STAGES
 from kvplan.workload import Budgets, Workload
@@ -82,6 +83,7 @@ class Scenario:
         options: what the search may choose from.
         hardware_file: where the profile came from, if not from the library.
         overrides: figures of the profile changed by hand, as `hardware.override` takes them.
+        objective: what to be best at; a search for throughput chooses the workload's batch.
     """
 
     model: ModelSpec
@@ -91,6 +93,7 @@ class Scenario:
     options: Options = field(default_factory=Options)
     hardware_file: str | None = None
     overrides: Mapping[str, float] = field(default_factory=dict)
+    objective: Objective = field(default_factory=Objective)
 
     @cached_property
     def capacity(self) -> dict[str, float]:

@@ -73,12 +73,20 @@ def search(scenario: Scenario) -> Search:
     Raises:
         InfeasibleError: nothing fits; names the budget and the smallest change.
     """
+    found = find(scenario)
+    if found is None:
+        raise explain_infeasible(scenario)
+    return found
+
+
+def find(scenario: Scenario) -> Search | None:
+    """Find a plan and prove how good it is; None where nothing fits."""
     resident = everything_resident(scenario)
     if resident is not None:
         return without_offload(scenario, resident)
     candidates = bounded_candidates(scenario)
     if not candidates:
-        raise explain_infeasible(scenario)
+        return None
     for candidate in candidates:
         try_on_unit(scenario, candidate)
     candidates += deeper_candidates(scenario, candidates)
@@ -86,7 +94,7 @@ def search(scenario: Scenario) -> Search:
     if best is None:
         best, chosen = simplest_of(scenario, candidates)
     if best is None or chosen is None:
-        raise explain_infeasible(scenario)
+        return None
     likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
     good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
     at = scenario

@@ -58,6 +58,7 @@ def _decision(plan: Plan) -> list[tuple[str, str]]:
         ("decision", f"{wording.layer_names(members)}: {wording.group_mix(members)}")
         for members in groups
     ]
+    rows += [("batch", line) for line in wording.batch_choice(plan)]
     return [*rows, ("pipeline", wording.pipeline(plan))]
 
 
@@ -87,20 +88,23 @@ def show_ladder(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("plan", overflow="fold")
-    for title in ("step", "tokens/s", "gain", "over h2d", "HBM"):
+    chosen_batch = plan.batch_choice is not None
+    for title in (*["batch"] * chosen_batch, "step", "tokens/s", "gain", "over h2d", "HBM"):
         table.add_column(title, justify="right", no_wrap=True)
-    batch, last_s = plan.inputs.workload.batch, None
+    last: float | None = None
     for rung in rungs:
         if rung.evaluation is None:
             table.add_row(Text(f"{rung.title}: not possible: {rung.reason}", style="dim"))
             continue
         judged = rung.evaluation
         moved = judged.graph.link_bytes(judged.values)
-        cells = _cells(judged.step_s, batch, last_s, moved, judged.memory_bytes)
-        table.add_row(Text(rung.title), *cells)
-        last_s = judged.step_s
-    predicted = plan.prediction
-    cells = _cells(predicted.step_s, batch, last_s, predicted.moved_bytes, predicted.memory_bytes)
+        batch = rung.batching.batch
+        cells = _cells(judged.step_s, batch, last, moved, judged.memory_bytes)
+        table.add_row(Text(rung.title), *[str(batch)] * chosen_batch, *cells)
+        last = batch / judged.step_s
+    predicted, batch = plan.prediction, plan.inputs.workload.batch
+    cells = _cells(predicted.step_s, batch, last, predicted.moved_bytes, predicted.memory_bytes)
+    cells = [*[str(batch)] * chosen_batch, *cells]
     table.add_row(Text(f"chosen: {_chosen(plan)}"), *cells, style="bold green")
     console.print(_facts(_question(plan)))
     console.print()
@@ -109,6 +113,8 @@ def show_ladder(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:
     console.print(Text("gain: tokens/s over the row before that is possible; over h2d: bytes per "
                        "step", style="dim"))  # fmt: skip
     console.print(Text(wording.strategy(plan)))
+    for line in wording.batch_choice(plan):
+        console.print(Text(f"batch: {line}"))
     _print_note(console, plan)
 
 
@@ -124,10 +130,10 @@ def _chosen(plan: Plan) -> str:
 
 
 def _cells(
-    step_s: float, batch: int, last_s: float | None, moved: dict[str, float],
+    step_s: float, batch: int, last: float | None, moved: dict[str, float],
     memory: dict[str, float],
 ) -> list[str]:  # fmt: skip
-    gain = "" if last_s is None else f"{100 * (last_s / step_s - 1):+.1f} %"
+    gain = "" if last is None else f"{100 * (batch / step_s / last - 1):+.1f} %"
     link = format_bytes(moved.get("h2d", 0.0))
     return [format_seconds(step_s), f"{batch / step_s:.4g}", gain, link,
             format_bytes(memory.get("hbm", 0.0))]  # fmt: skip

@@ -32,8 +32,10 @@ class Request:
     gpu: Annotated[str, _option(
         _ASKED, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
         help="Name, or a .toml profile; `kvplan gpus` lists names.")]
-    batch: Annotated[str, _option(
-        _LOAD, "--batch", metavar="N", help="Sequences decoded together.")] = "32"
+    batch: Annotated[str | None, _option(
+        _LOAD, "--batch", metavar="N", help="Sequences decoded together. With --objective "
+        "throughput the most that may be, a range such as 8..64, or auto. [default: 32; auto]",
+        )] = None
     context: Annotated[str | None, _option(
         _LOAD, "--context", metavar="TOKENS", help="Tokens in the cache per sequence: 4096, 32k, "
         "128k. [default: 4096, or what the model has positions for]")] = None
@@ -45,12 +47,12 @@ class Request:
         help="Format of the cache: fp16, bf16, fp8, fp32.")] = "fp16"
     block: Annotated[str, _option(
         _LOAD, "--block", metavar="TOKENS", help="Tokens that share one decision.")] = "64"
-    micro_batches: Annotated[str, _option(
-        _LOAD, "--micro-batches", metavar="N",
-        help="Equal parts the batch is decoded in.")] = "1"
-    schedule: Annotated[str, _option(
-        _LOAD, "--schedule", metavar="column|row",
-        help="All micro-batches through a layer first, or one through all layers.")] = "column"
+    micro_batches: Annotated[str | None, _option(
+        _LOAD, "--micro-batches", metavar="N", help="Equal parts the batch is decoded in; with "
+        "--objective throughput those to try, such as 1,2,4, or auto. [default: 1; auto]")] = None
+    schedule: Annotated[str | None, _option(
+        _LOAD, "--schedule", metavar="column|row", help="All micro-batches through a layer first, "
+        "or one through all layers. [default: column; both for throughput]")] = None
     hbm: Annotated[str | None, _option(
         _MEMORY, "--hbm", metavar="SIZE", help="Most GPU memory to use, such as 40GiB.")] = None
     utilisation: Annotated[str, _option(
@@ -90,7 +92,11 @@ class Request:
         _SEARCH, "--weights", metavar="auto|resident|streamed",
         help="auto streams them only where they do not fit.")] = "auto"
     objective: Annotated[str, _option(
-        _SEARCH, "--objective", metavar="latency", help="What to minimise.")] = "latency"
+        _SEARCH, "--objective", metavar="latency|throughput",
+        help="The shortest step of this batch, or most tokens/s over batches.")] = "latency"
+    max_step_latency: Annotated[str | None, _option(
+        _SEARCH, "--max-step-latency", "--slo", metavar="TIME",
+        help="Longest decode step (TPOT) that is accepted, such as 100ms.")] = None
     h2d: Annotated[str | None, _option(
         _FIGURES, "--h2d", metavar="RATE", help="Link to the GPU, such as 25GB/s.")] = None
     flops: Annotated[str | None, _option(
@@ -150,6 +156,8 @@ _SPELLED = {
     "flop_per_s": "flops",
     "hbm_bytes_per_s": "hbm_bandwidth",
     "host_attention_bytes_per_s": "host_attention",
+    "max_step_s": "max_step_latency",
+    "batches": "batch",
     "output": "o",
 } | {field.name: field.name for field in dataclasses.fields(Request)}
 """Field of a specification to the option that sets it."""

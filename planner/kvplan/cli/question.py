@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.cli.options import Request
-from kvplan.cli.values import share, shares, whole_number, whole_numbers, words
+from kvplan.cli.values import number_or_range, share, shares, whole_number, whole_numbers, words
 from kvplan.errors import InputError
-from kvplan.units import format_bytes, parse_bytes, parse_flops, parse_rate, parse_tokens
+from kvplan.units import (
+    format_bytes,
+    parse_bytes,
+    parse_flops,
+    parse_rate,
+    parse_seconds,
+    parse_tokens,
+)
 
 if TYPE_CHECKING:
     from kvplan.hardware import HardwareProfile
     from kvplan.model import ModelSpec
+    from kvplan.objective import Objective
     from kvplan.scenario import Options, Scenario
     from kvplan.workload import Budgets, Workload
+
+DEFAULT_BATCH = "32"
+"""Sequences, where ``--batch`` is not given and the batch is not to be chosen."""
 
 DEFAULT_CONTEXT = 4096
 """Tokens, where the model has as many positions and ``--context`` is not given."""
@@ -34,16 +45,14 @@ def scenario_of(request: Request) -> tuple[Scenario, list[str]]:
     from kvplan.model_library import load_model
     from kvplan.scenario import Scenario
 
-    if request.objective != "latency":
-        later = " (throughput is not available yet)" * (request.objective == "throughput")
-        raise InputError("--objective", request.objective, "latency" + later)
+    objective = _objective(request)
     model = load_model(_text("--model", request.model))
     hardware = load_hardware(_text("--gpu", request.gpu))
     overrides = _overrides(request)
     scenario = Scenario(
         model=model, hardware=override(hardware, **overrides) if overrides else hardware,  # type: ignore[arg-type]
-        workload=_workload(request, model), budgets=_budgets(request, hardware),
-        options=_choices(request), overrides=overrides,
+        workload=_workload(request, model, objective), budgets=_budgets(request, hardware),
+        options=_choices(request), overrides=overrides, objective=objective,
         hardware_file=request.gpu if is_profile_path(request.gpu) else None,
     )  # fmt: skip
     return scenario, _warnings(request, scenario)
@@ -77,8 +86,53 @@ def _overrides(request: Request) -> dict[str, float]:
     }
 
 
-def _workload(request: Request, model: ModelSpec) -> Workload:
-    from kvplan.workload import MAX_BATCH, Workload
+def _objective(request: Request) -> Objective:
+    """What to be best at; for throughput, the batches that may be chosen from."""
+    from kvplan.objective import Objective
+    from kvplan.workload import MAX_BATCH
+
+    limit = request.max_step_latency
+    limit_s = None if limit is None else parse_seconds(limit, "--max-step-latency")
+    goal = request.objective
+    asked: dict[str, Any] = {}
+    if goal == "throughput":
+        batch, parts, order = (_given(t) for t in (
+            request.batch, request.micro_batches, request.schedule))  # fmt: skip
+        if batch is not None:
+            low, high = number_or_range(batch, "--batch", MAX_BATCH)
+            asked["batches"] = (1 if low is None else low, high)
+        if parts is not None:
+            asked["micro_batches"] = whole_numbers(parts, "--micro-batches", MAX_BATCH)
+        if order is not None:
+            asked["schedules"] = words(order, "--schedule")
+    return Objective(goal=goal, max_step_s=limit_s, **asked)
+
+
+def _given(text: str | None) -> str | None:
+    """What was typed, or None where the choice is left open."""
+    return None if text is None or text.strip() == "auto" else text
+
+
+def _batching(request: Request, objective: Objective) -> dict[str, Any]:
+    """Batch, micro-batches and order; the least of them where they are to be chosen."""
+    from kvplan.workload import MAX_BATCH
+
+    if objective.seeks_throughput:
+        return {"batch": objective.batches[0]}
+    for name, text in (("--batch", request.batch), ("--micro-batches", request.micro_batches),
+                       ("--schedule", request.schedule)):  # fmt: skip
+        if text is not None and _given(text) is None:
+            accepted = "one value; auto goes with --objective throughput"
+            raise InputError(name, text, accepted)
+    return {
+        "batch": whole_number(request.batch or DEFAULT_BATCH, "--batch", MAX_BATCH),
+        "micro_batches": whole_number(request.micro_batches or "1", "--micro-batches", MAX_BATCH),
+        "schedule": "column" if request.schedule is None else request.schedule,
+    }
+
+
+def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workload:
+    from kvplan.workload import Workload
 
     gen = parse_tokens(request.gen, "--gen")
     if request.context is not None:
@@ -87,13 +141,11 @@ def _workload(request: Request, model: ModelSpec) -> Workload:
         room = (model.max_positions or DEFAULT_CONTEXT) - gen
         context = max(min(DEFAULT_CONTEXT, room), 1)
     return Workload(
-        batch=whole_number(request.batch, "--batch", MAX_BATCH),
         context=context,
         gen=gen,
         kv_dtype=request.kv_dtype,
         block=parse_tokens(request.block, "--block"),
-        micro_batches=whole_number(request.micro_batches, "--micro-batches", MAX_BATCH),
-        schedule=request.schedule,
+        **_batching(request, objective),
     )
 
 

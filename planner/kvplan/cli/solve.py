@@ -14,6 +14,7 @@ from kvplan.errors import InputError
 
 if TYPE_CHECKING:
     from kvplan.plan import Plan
+    from kvplan.planning import Answer
     from kvplan.scenario import Scenario
 
 EPILOG = """
@@ -22,6 +23,7 @@ Examples:
 \b
   kvplan solve --model llama-7b --gpu a100
   kvplan solve --model llama-3.1-8b --gpu h100 --batch 64 --context 32k --allow int8:0.5
+  kvplan solve --model llama-7b --gpu a100 --objective throughput --slo 100ms
   kvplan solve --model opt-30b --gpu a100 --hbm 30GiB --h2d 20GB/s -o plan.json --json
 """
 
@@ -70,20 +72,20 @@ def check_program(path: str | None) -> None:
         raise InputError("--program", path, "a file that ends in .lp or .mps")
 
 
-def planned(request: Request, output: str | None) -> tuple[Scenario, Plan]:
+def planned(request: Request, output: str | None) -> Answer:
     """Solve a request, write the plan where it is wanted, and pass on the warnings."""
     from kvplan.plan_file import write_plan
 
     check_writable(output, "-o")
     scenario, warnings = scenario_of(request)
-    from kvplan.planning import make_plan
+    from kvplan.planning import answer
 
-    plan = make_plan(scenario)
+    found = answer(scenario)
     if output is not None and output != "-":
-        write_plan(output, plan)
+        write_plan(output, found.plan)
     for warning in warnings:
         say("warning", warning)
-    return scenario, plan
+    return found
 
 
 def show(plan: Plan) -> None:
@@ -100,10 +102,12 @@ def solve(
     """Find the fastest plan for a model on a machine, and what limits it.
 
     The plan says which tokens stay in HBM, are fetched, recomputed from activations or attended
-    where they lie, in how many stages and with how many buffers in flight.
+    where they lie, in how many stages and with how many buffers in flight. With --objective
+    throughput it also chooses the batch and its micro-batches, within --max-step-latency if given.
     """
     check_program(program)
-    scenario, plan = planned(request, output)
+    found = planned(request, output)
+    scenario, plan = found.scenario, found.plan
     if program is not None:
         write_program(scenario, plan, program)
     if as_json or output == "-":

@@ -20,6 +20,21 @@ def whole_number(text: str, field: str, high: int) -> int:
     return int(text)
 
 
+def number_or_range(text: str, field: str, high: int) -> tuple[int | None, int]:
+    """A largest number, or a range of them.
+
+    >>> number_or_range("64", "--batch", 65536), number_or_range("8..64", "--batch", 65536)
+    ((None, 64), (8, 64))
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        raise InputError(field, text, f"a whole number from 1 to {high}, 8..64, or auto")
+    low, top = int(match[1]), int(match[2] or match[1])
+    if not 1 <= low <= top <= high:
+        raise InputError(field, text, f"a range that rises within 1 to {high}")
+    return (low, top) if match[2] else (None, top)
+
+
 def share(text: str, field: str) -> float:
     """A share above 0 and at most 1.
 

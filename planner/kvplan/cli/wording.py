@@ -79,8 +79,27 @@ def speed_up(plan: Plan, name: str, title: str) -> str:
     baseline = plan.baselines.get(name)
     if baseline is None or baseline.step_s is None:
         return f"{title} is not possible: {baseline.reason if baseline else 'not in the plan'}"
+    if plan.batch_choice is not None and baseline.tokens_per_s:
+        factor = plan.prediction.tokens_per_s / baseline.tokens_per_s
+        return (
+            f"{times(factor)} the tokens/s of {title} at its best batch of {baseline.batch} "
+            f"({baseline.tokens_per_s:.4g})"
+        )
     factor = baseline.step_s / plan.prediction.step_s
     return f"{times(factor)} as fast as {title} ({format_seconds(baseline.step_s)})"
+
+
+def batch_choice(plan: Plan) -> list[str]:
+    """Which batch was chosen, and why not more; nothing where it was given."""
+    choice = plan.batch_choice
+    if choice is None:
+        return []
+    parts = f" in {choice.micro_batches} micro-batches ({choice.schedule})"
+    return [
+        f"{choice.batch}{parts if choice.micro_batches > 1 else ''}; {choice.why}",
+        f"of the {len(choice.trials)} batches tried none can make more than "
+        f"{choice.bound_tokens_per_s:.4g} tokens/s; gap {100 * choice.gap:.1f} %",
+    ]
 
 
 def workload(plan: Plan) -> str:
