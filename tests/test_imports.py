@@ -17,10 +17,10 @@ HEAVY = ("torch", "matplotlib", "pulp", "pandas", "pyarrow")
 
 # From data files to the command line; a module may import from its own level and those above.
 LEVELS = [
-    {"errors", "units", "datafiles", "dtypes", "names", "curve", "peak"},
+    {"errors", "units", "datafiles", "dtypes", "names", "curve", "peak", "regret"},
     {"model", "hardware", "hardware_parts", "workload", "schedule", "objective"},
     {"hardware_table", "hardware_file", "hardware_library", "hf_config", "model_library"},
-    {"cost", "kvpr", "highs"},
+    {"cost", "kvpr", "highs", "flexgen", "flexgen_policy"},
     {"paths"},
     {"graph", "step"},
     {"program", "program_pulp", "fluid", "simulate", "allocation"},

@@ -6,19 +6,20 @@ A rung is an evaluation or the reason why it is not possible.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplan import cost, kvpr, solve, throughput
+from kvplan import cost, flexgen_policy, kvpr, solve, throughput
 from kvplan.allocation import rounded
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation, evaluate, refuse_overflow
-from kvplan.objective import Objective
+from kvplan.flexgen import Percentages, cache_shares, weight_shares
+from kvplan.objective import MICRO_BATCHES, Objective
 from kvplan.peak import peak
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.throughput import Batching, with_batching
+from kvplan.throughput import Batching, batching_of, with_batching
 from kvplan.units import format_seconds
 
 RULE_OF_THUMB_RATIO = 0.3
@@ -30,6 +31,21 @@ RULE_OF_THUMB_LINK = 0.1
 
 NARROW = 1 / 16
 """Share of a batch to which a baseline's best batch is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A baseline's plan where it chose its own batching, or has something to add.
+
+    Args:
+        evaluation: the plan, judged.
+        batching: its batch, micro-batches and order.
+        note: one sentence on what was chosen.
+    """
+
+    evaluation: Evaluation
+    batching: Batching
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +62,8 @@ class Baseline:
 
     name: str
     title: str
-    plan: Callable[[Scenario], Evaluation | str]
-    search: Callable[[Scenario], tuple[Batching, Evaluation] | str] | None = None
+    plan: Callable[[Scenario], Evaluation | Played | str]
+    search: Callable[[Scenario], Played | str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,7 @@ class Rung:
     evaluation: Evaluation | None
     reason: str | None
     batching: Batching
+    note: str | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -72,7 +89,11 @@ class Rung:
 
 
 def forced(
-    scenario: Scenario, schedule: Schedule, shares: Mapping[str, float], block: int | None = None
+    scenario: Scenario,
+    schedule: Schedule,
+    shares: Mapping[str, float],
+    block: int | None = None,
+    streamed: Sequence[float] | None = None,
 ) -> Evaluation | str:
     """The same shares of tokens per path in every layer.
 
@@ -83,6 +104,7 @@ def forced(
         schedule: how the step is pipelined.
         shares: path to share of tokens.
         block: tokens per block; None takes the workload's.
+        streamed: share of each layer's weights to stream instead.
 
     Returns:
         The evaluation, or why a tier does not hold it.
@@ -97,8 +119,9 @@ def forced(
         scenario.workload.block if block is None else block,
         "grouped",
     )
-    evaluation = evaluate(scenario, schedule, allocation, [1.0 for _ in layers])
-    if schedule.stream_weights:
+    shares_streamed = [1.0 for _ in layers] if streamed is None else list(streamed)
+    evaluation = evaluate(scenario, schedule, allocation, shares_streamed)
+    if schedule.stream_weights and streamed is None:
         room = scenario.capacity["hbm"] - evaluation.memory_bytes["hbm"]
         weights = sum(
             cost.streamable_bytes(scenario.model, layer) for layer in scenario.model.layers
@@ -144,7 +167,7 @@ def staged_pipeline(scenario: Scenario) -> Evaluation | str:
         return f"{error.budget}: {error.reason}"
 
 
-def staged_throughput(scenario: Scenario) -> tuple[Batching, Evaluation] | str:
+def staged_throughput(scenario: Scenario) -> Played | str:
     """The staged pipeline at the batch that makes most tokens per second."""
     objective = dataclasses.replace(scenario.objective, micro_batches=(1,), schedules=("column",))
     staged = dataclasses.replace(_staged(scenario), objective=objective)
@@ -152,7 +175,7 @@ def staged_throughput(scenario: Scenario) -> tuple[Batching, Evaluation] | str:
         found = throughput.search(staged)
     except InfeasibleError as error:
         return f"{error.budget}: {error.reason}"
-    return found.batching, found.search.best
+    return Played(found.search.best, found.batching)
 
 
 def _staged(scenario: Scenario) -> Scenario:
@@ -210,12 +233,90 @@ def rule_of_thumb(scenario: Scenario) -> Evaluation | str:
     return forced(scenario, schedule, {"recompute": ratio, "fetch": 1.0 - ratio})
 
 
+def flexgen_percentages(scenario: Scenario) -> Played | str:
+    """FlexGen's block schedule with its own percentages, or those asked for.
+
+    Its linear program chooses for every number of GPU batches; what its runtime makes of the
+    percentages is judged, in whole sequences and whole matrices.
+    """
+    given = scenario.options.flexgen
+    asked = None if given is None else Percentages(*given)
+    own = scenario.workload.micro_batches
+    parts = (own,) if own > 1 else [m for m in MICRO_BATCHES if scenario.workload.batch % m == 0]
+    best: Played | None = None
+    reasons: list[str] = []
+    for gpu_batches in parts:
+        for on_cpu in (False, True):
+            played = _flexgen(scenario, gpu_batches, on_cpu, asked)
+            if played is None:
+                continue
+            if isinstance(played, str):
+                reasons.append(played)
+            elif best is None or played.evaluation.step_s < best.evaluation.step_s:
+                best = played
+    if best is not None:
+        return best
+    return reasons[0] if reasons else "its linear program finds no percentages that fit"
+
+
+def _flexgen(
+    scenario: Scenario, gpu_batches: int, on_cpu: bool, asked: Percentages | None
+) -> Played | str | None:
+    """One GPU batch size; None where the machine cannot, or the program finds nothing."""
+    model, load = scenario.model, scenario.workload
+    rates = flexgen_policy.Rates.of(scenario.hardware, model, load.kv_dtype)
+    if on_cpu and (
+        rates.host_attention_bytes_per_s is None
+        or not all(any(p.name == "attend_host" for p in ps) for ps in scenario.paths.values())
+    ):
+        return None
+    size = load.batch // gpu_batches
+    task = flexgen_policy.Task(
+        prompt=load.context, gen=max(load.gen, 2), gpu_batch=size, gpu_batches=gpu_batches,
+        kv_dtype=load.kv_dtype, cpu_attention=on_cpu,
+    )  # fmt: skip
+    policy = asked or flexgen_policy.search(model, rates, task, scenario.capacity)
+    if policy is None:
+        return None
+    held = [weight_shares(policy, layer) for layer in model.layers]
+    if any(disk > 0 for _, _, disk in held):
+        return "it would keep weights on disk, which the step does not describe"
+    gpu, cpu, disk = cache_shares(policy, size)
+    streamed = [
+        min(away * layer.params * element_bytes(model.weight_dtype)
+            / cost.streamable_bytes(model, layer), 1.0)
+        for layer, (_, away, _) in zip(model.layers, held, strict=True)
+    ]  # fmt: skip
+    batching = Batching(load.batch, gpu_batches)
+    result = forced(
+        with_batching(scenario, batching),
+        _schedule(scenario, stages=1, queue_depth=2, stream_weights=any(streamed)),
+        {"resident": gpu, "attend_host" if on_cpu else "fetch": cpu, "fetch_disk": disk},
+        1, streamed,
+    )  # fmt: skip
+    if isinstance(result, str):
+        return f"at {_percent(policy)}: {result}"
+    weights = sum(s[1] * y.params for s, y in zip(held, model.layers, strict=True))
+    away = weights / sum(layer.params for layer in model.layers)
+    note = (
+        f"--percent {_percent(policy)}, {gpu_batches} x {size} sequences"
+        f"{', attention on the CPU' if on_cpu else ''}; in effect {100 * (1 - away):.0f} % of "
+        f"the weights and {100 * gpu:.0f} % of the cache on the GPU"
+    )
+    return Played(result, batching, note)
+
+
+def _percent(policy: Percentages) -> str:
+    return " ".join(str(number) for number in policy.numbers)
+
+
 BASELINES = (
     Baseline("no_offload", "no offload", no_offload),
     Baseline("synchronous_fetch", "synchronous fetch", synchronous_fetch),
     Baseline("overlapped_fetch", "overlapped fetch (double buffer)", overlapped_fetch),
     Baseline("staged_pipeline", "staged pipeline, HBM filled", staged_pipeline, staged_throughput),
     Baseline("rule_of_thumb", "rule of thumb (recompute 30 %)", rule_of_thumb),
+    Baseline("flexgen", "FlexGen percentages", flexgen_percentages),
     Baseline("kvpr_serial", "KVPR split, serial", kvpr_serial),
     Baseline("kvpr_pipelined", "KVPR split, pipelined", kvpr_pipelined),
 )
@@ -230,25 +331,28 @@ def ladder(scenario: Scenario) -> tuple[Rung, ...]:
 
 def at_batch(scenario: Scenario, baseline: Baseline) -> Rung:
     """A baseline with the workload as it is."""
-    workload = scenario.workload
-    batching = Batching(workload.batch, workload.micro_batches, workload.schedule)
-    result = baseline.plan(scenario)
+    return rung_of(scenario, baseline, baseline.plan(scenario))
+
+
+def rung_of(scenario: Scenario, baseline: Baseline, result: Evaluation | Played | str) -> Rung:
+    """A baseline's result, refused where its step is longer than accepted."""
+    batching = batching_of(scenario)
     if isinstance(result, str):
         return Rung(baseline.name, baseline.title, None, result, batching)
-    if not scenario.objective.accepts(result.step_s):
-        reason = too_slow(scenario.objective, result)
+    played = result if isinstance(result, Played) else Played(result, batching)
+    if not scenario.objective.accepts(played.evaluation.step_s):
+        reason = too_slow(scenario.objective, played.evaluation)
         return Rung(baseline.name, baseline.title, None, reason, batching)
-    return Rung(baseline.name, baseline.title, result, None, batching)
+    return Rung(
+        baseline.name, baseline.title, played.evaluation, None, played.batching, played.note
+    )
 
 
 def at_best_batch(scenario: Scenario, baseline: Baseline) -> Rung:
-    """A baseline with the batch that makes most tokens per second, in one micro-batch."""
+    """A baseline with the batch that makes most tokens per second; micro-batches are its own."""
     least, most = scenario.objective.batches
     if baseline.search is not None:
-        result = baseline.search(scenario)
-        if isinstance(result, str):
-            return Rung(baseline.name, baseline.title, None, result, Batching(least))
-        return Rung(baseline.name, baseline.title, result[1], None, result[0])
+        return rung_of(scenario, baseline, baseline.search(scenario))
     known: dict[int, Rung] = {}
 
     def rung(batch: int) -> Rung:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from kvplan import fluid
 from kvplan.candidates import bounded_candidates, schedules, unit_graph
+from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.fitting import fitted, simplest
 from kvplan.resident import everything_resident
@@ -29,10 +30,12 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
     short = least_shortfall(scenario)
     tier = max(sorted(short), key=lambda t: short[t])
     have = scenario.capacity[tier]
+    beside = {"dram": sum(short.values())} if tier == "hbm" else {}
     changes = [
         change
         for change in (
             larger_budget(scenario, tier, short),
+            larger_budget(scenario, "dram", beside) if may_stream(scenario) and beside else None,
             smaller_reserve(scenario, tier, short),
             smaller_batch(scenario),
             streamed_weights(scenario),
@@ -41,7 +44,25 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
     ]
     change = " or ".join(changes) or "take a machine with more memory or a smaller model"
     missing = format_bytes(max(short[tier], 1.0))
-    return InfeasibleError(tier, f"{missing} short of a budget of {format_bytes(have)}", change)
+    reason = f"{missing} short of a budget of {format_bytes(have)}"
+    return InfeasibleError(tier, heavy_weights(scenario) or reason, change)
+
+
+def may_stream(scenario: Scenario) -> bool:
+    """Whether weights may leave HBM."""
+    return scenario.options.weights != "resident"
+
+
+def heavy_weights(scenario: Scenario) -> str | None:
+    """That the weights alone are more than all tiers that may hold them; None if they are not."""
+    model = scenario.model
+    size = model.params * element_bytes(model.weight_dtype)
+    tiers = ("hbm", "dram") if may_stream(scenario) else ("hbm",)
+    room = sum(scenario.capacity[tier] for tier in tiers)
+    if size <= room:
+        return None
+    where = " and ".join(tiers) + (" together" if len(tiers) > 1 else "")
+    return f"weights of {format_bytes(size)} exceed the {format_bytes(room)} of {where}"
 
 
 def least_shortfall(scenario: Scenario) -> dict[str, float]:

@@ -98,6 +98,7 @@ class OptionInput(_Part, frozen=True):
     mode: Literal["graph", "eager"]
     refine_blocks: bool
     weights: Literal["auto", "resident", "streamed"]
+    flexgen: list[Annotated[int, Meta(ge=0, le=100)]] | None = None
 
 
 class ObjectiveInput(_Part, frozen=True):
@@ -186,6 +187,7 @@ class BaselineResult(_Part, frozen=True):
     reason: str | None = None
     batch: Positive | None = None
     tokens_per_s: Annotated[float, Meta(ge=0)] | None = None
+    note: str | None = None
 
 
 class BatchTrial(_Part, frozen=True):

@@ -15,7 +15,7 @@ import kvplan
 from kvplan import cost, fluid, throughput
 from kvplan.allocation import Allocation, Segment, tokens_by_path
 from kvplan.baselines import Rung, ladder
-from kvplan.candidates import NEAR, unit_graph
+from kvplan.candidates import unit_graph
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.hardware import OVERRIDES, HardwareProfile, override
@@ -43,6 +43,7 @@ from kvplan.plan import (
     WorkloadInput,
     layer_runs,
 )
+from kvplan.regret import as_good
 from kvplan.resident import everything_resident
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
@@ -109,11 +110,9 @@ def answer(scenario: Scenario, time: str | None = None) -> Answer:
 
 
 def choose(batch: int, found: Search, rungs: Sequence[Rung]) -> Rung | None:
-    """The first baseline that is as good as the searched plan within NEAR; None if none is."""
-    for rung in rungs:
-        if rung.tokens_per_s and rung.tokens_per_s * (1 + NEAR) >= batch / found.best.step_s:
-            return rung
-    return None
+    """The simplest baseline that is as good as the searched plan; None if none is."""
+    name = as_good({rung.name: rung.tokens_per_s for rung in rungs}, batch / found.best.step_s)
+    return next((rung for rung in rungs if rung.name == name), None)
 
 
 def batch_choice(choice: throughput.Throughput, plan: Plan) -> BatchChoice:
@@ -163,6 +162,7 @@ def document(
                 reason=rung.reason,
                 batch=rung.batching.batch if rung.evaluation else None,
                 tokens_per_s=rung.tokens_per_s,
+                note=rung.note,
             )
             for rung in rungs
         },

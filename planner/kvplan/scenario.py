@@ -8,6 +8,7 @@ from functools import cached_property
 
 from kvplan.dtypes import QUANTISED_DTYPES
 from kvplan.errors import InputError
+from kvplan.flexgen import SIX_PERCENTAGES, Percentages
 from kvplan.hardware import HardwareProfile
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.objective import Objective
@@ -38,6 +39,7 @@ class Options:
         refine_blocks: whether blocks may be cut to as little as 16 tokens where whole ones
             leave a gap above 1 %.
         weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
+        flexgen: FlexGen's six percentages for its baseline; None lets it search for its own.
     """
 
     paths: tuple[str, ...] | None = None
@@ -49,6 +51,7 @@ class Options:
     mode: str = "graph"
     refine_blocks: bool = True
     weights: str = "auto"
+    flexgen: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -66,6 +69,10 @@ class Options:
         for name in ("axes", "stages", "queue_depths"):
             if not getattr(self, name):
                 raise InputError(name, getattr(self, name), "at least one")
+        if self.flexgen is not None:
+            if len(self.flexgen) != 6:
+                raise InputError("flexgen", list(self.flexgen), SIX_PERCENTAGES)
+            Percentages(*self.flexgen)
         for axis in self.axes:
             if axis not in AXES:
                 raise InputError("axis", axis, " or ".join(AXES))

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from kvplan import units
-from kvplan.baselines import BASELINES, forced
+from kvplan.baselines import BASELINES, Played, forced
 from kvplan.errors import InfeasibleError, InputError
 from kvplan.evaluate import Evaluation
 from kvplan.hardware import HardwareProfile
@@ -19,6 +19,7 @@ from kvplan.model_library import load_model
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import search
+from kvplan.throughput import batching_of
 from kvplan.workload import Budgets, Workload
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -117,7 +118,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             known = {baseline.name: baseline for baseline in BASELINES}
             if self.baseline not in known:
                 raise InputError("baseline", self.baseline, f"one of {', '.join(known)}")
-            return _fits(known[self.baseline].plan(scenario))
+            found = known[self.baseline].plan(scenario)
+            if isinstance(found, Played):
+                own = found.batching
+                if own != batching_of(scenario):
+                    accepted = f"micro_batches {own.micro_batches}, {self.baseline}'s own choice"
+                    raise InputError("micro_batches", scenario.workload.micro_batches, accepted)
+                found = found.evaluation
+            return _fits(found)
         return search(scenario).best
 
 

@@ -68,6 +68,7 @@ def _prediction(plan: Plan) -> list[tuple[str, str]]:
         ("step", f"{format_seconds(predicted.step_s)}, {predicted.tokens_per_s:.4g} tokens/s"),
         ("speed-up", wording.speed_up(plan, "overlapped_fetch", "overlapped fetch")),
         ("speed-up", wording.speed_up(plan, "synchronous_fetch", "synchronous fetch")),
+        *[("speed-up", line) for line in wording.best_simple(plan)],
         ("limit", wording.busy(predicted.step_s, predicted.busy_s, predicted.bottleneck)),
         ("bound", f"no plan of this kind takes less than {format_seconds(predicted.bound_s)}; "
                   f"gap {100 * predicted.gap:.1f} %"),
@@ -110,6 +111,9 @@ def show_ladder(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:
     console.print()
     console.print(table)
     console.print()
+    for rung in rungs:
+        if rung.note:
+            console.print(Text(f"{rung.title}: {rung.note}", style="dim"))
     console.print(Text("gain: tokens/s over the row before that is possible; over h2d: bytes per "
                        "step", style="dim"))  # fmt: skip
     console.print(Text(wording.strategy(plan)))

@@ -91,6 +91,9 @@ class Request:
     weights: Annotated[str, _option(
         _SEARCH, "--weights", metavar="auto|resident|streamed",
         help="auto streams them only where they do not fit.")] = "auto"
+    flexgen: Annotated[str | None, _option(
+        _SEARCH, "--flexgen", metavar="PERCENTAGES", help="FlexGen's six --percent numbers for "
+        "its baseline, such as 20,80,0,100,0,100. [default: its own search]")] = None
     objective: Annotated[str, _option(
         _SEARCH, "--objective", metavar="latency|throughput",
         help="The shortest step of this batch, or most tokens/s over batches.")] = "latency"

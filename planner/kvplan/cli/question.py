@@ -6,7 +6,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli.options import Request
-from kvplan.cli.values import number_or_range, share, shares, whole_number, whole_numbers, words
+from kvplan.cli.values import (
+    number_or_range,
+    percentages,
+    share,
+    shares,
+    whole_number,
+    whole_numbers,
+    words,
+)
 from kvplan.errors import InputError
 from kvplan.units import (
     format_bytes,
@@ -176,6 +184,7 @@ def _choices(request: Request) -> Options:
         stages=whole_numbers(request.stages, "--stages", MOST_STAGES),
         queue_depths=whole_numbers(request.queue_depth, "--queue-depth", DEEPEST_QUEUE),
         boundary=request.boundary, mode=request.mode, weights=request.weights,
+        flexgen=None if request.flexgen is None else percentages(request.flexgen, "--flexgen"),
     )  # fmt: skip
 
 

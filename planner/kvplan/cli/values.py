@@ -35,6 +35,20 @@ def number_or_range(text: str, field: str, high: int) -> tuple[int | None, int]:
     return (low, top) if match[2] else (None, top)
 
 
+def percentages(text: str, field: str) -> tuple[int, ...]:
+    """FlexGen's six numbers, between commas or spaces.
+
+    >>> percentages("20,80,0,100,0,100", "--flexgen")
+    (20, 80, 0, 100, 0, 100)
+    """
+    from kvplan.flexgen import SIX_PERCENTAGES
+
+    parts = text.replace(",", " ").split()
+    if len(parts) != 6 or not all(re.fullmatch(r"\d{1,3}", part, re.ASCII) for part in parts):
+        raise InputError(field, text, SIX_PERCENTAGES)
+    return tuple(int(part) for part in parts)
+
+
 def share(text: str, field: str) -> float:
     """A share above 0 and at most 1.
 

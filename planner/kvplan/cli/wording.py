@@ -89,6 +89,16 @@ def speed_up(plan: Plan, name: str, title: str) -> str:
     return f"{times(factor)} as fast as {title} ({format_seconds(baseline.step_s)})"
 
 
+def best_simple(plan: Plan) -> list[str]:
+    """How the plan compares with the best baseline, where no other line says so."""
+    rates = {name: b.tokens_per_s for name, b in plan.baselines.items() if b.tokens_per_s}
+    name = max(rates, key=lambda n: rates[n], default="")
+    if name in ("", "overlapped_fetch", "synchronous_fetch", plan.decision.strategy):
+        return []
+    title = plan.baselines[name].title
+    return [f"{speed_up(plan, name, title)}, the best of the simple plans"]
+
+
 def batch_choice(plan: Plan) -> list[str]:
     """Which batch was chosen, and why not more; nothing where it was given."""
     choice = plan.batch_choice
