@@ -162,6 +162,9 @@ USAGE: list[tuple[tuple[str, ...], str]] = [
     (("simulate", "."), "plan"),
     (("simulate", "-", "--trace", "/nonexistent/folder/trace.json"), "--trace"),
     (("simulate", "-", "--trace", "-", "--json"), "--trace"),
+    (("export",), "PLAN"),
+    (("export", "-"), "--to"),
+    (("export", "missing.json", "--to", "vllm"), "missing.json"),
 ]
 
 
@@ -331,6 +334,56 @@ PLANS: list[tuple[str, Callable[[], str], str]] = [
 @pytest.mark.parametrize(("name", "content", "says"), PLANS, ids=part_of_name)
 def test_a_plan(name: str, content: Callable[[], str], says: str) -> None:
     refused(run("simulate", "-", stdin=content().encode()), 2, says)
+
+
+MACHINE = ("an unknown machine", "a changed profile", "an unknown override")
+"""Rows about the machine, which an export does not look up."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"), [row for row in PLANS if row[0] not in MACHINE], ids=part_of_name
+)
+def test_a_plan_for_a_runtime(name: str, content: Callable[[], str], says: str) -> None:
+    refused(run("export", "-", "--to", "vllm", stdin=content().encode()), 2, says)
+
+
+EXPORTS: list[tuple[str, str, str]] = [
+    ("--to", "nonesuch", "--to: 'nonesuch' is not accepted: one of "),
+    ("--to", "", "--to: ''"),
+    ("--to", "vlm", "did you mean vllm?"),
+    ("--tp", "0", "--tp: 0"),
+    ("--tp", "-2", "--tp: -2"),
+    ("--tp", "two", "--tp"),
+    ("--tp", "5", "--tp: 5 is not accepted: a divisor or a multiple of 12 KV heads"),
+    ("--ranks", "99999", "--tp: 99999"),
+    ("--replicas", "0", "--replicas: 0"),
+    ("--pool", "some", "--pool: 'some'"),
+    ("--pool", "-1GiB", "--pool: '-1GiB'"),
+    ("--pool", "1GiB/card", "--pool: '1GiB/card'"),
+    ("--pool", "1GiB/rank/rank", "--pool: '1GiB/rank/rank'"),
+    ("--pool", "0", "--pool: 0 is not accepted: at least "),
+    ("--pool", "", "--pool: ''"),
+    ("--host", "there", "--host: 'there'"),
+    ("--host", "-1", "--host: '-1'"),
+    ("--container", "40 apples", "--container: '40 apples'"),
+    ("--container-used", "1GiB", "--container-used"),
+    ("--reserve", "some", "--reserve: 'some'"),
+    ("--shm", "big", "--shm: 'big'"),
+    ("-o", "/nonexistent/folder/vllm.yaml", "-o: "),
+    ("-o", "", "-o: ''"),
+    ("-o", "-", "-o: '-'"),
+    ("-o", "vllm.json", "-o: 'vllm.json' is not accepted: a name that ends in .yaml"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "says"), EXPORTS)
+def test_an_export(
+    option: str, value: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ("export", "-", "--to", "vllm", option, value)
+    refused(run(*argv, stdin=plan_text().encode()), 2, says)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_tables_are_long_enough() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli_runner import run
 
+from kvplan.export.registry import REGISTRY
 from kvplan_validate import accuracy
 
 README = Path(__file__).parents[1] / "README.md"
@@ -46,10 +47,15 @@ def test_the_answer_is_printed() -> None:
 
 def test_every_command_in_the_table_exists() -> None:
     listed = set(re.findall(r"^\| `kvplan (\w+)", README.read_text(encoding="utf-8"), re.M))
-    own = {"solve", "compare", "simulate", "models", "gpus", "schema"}
+    own = {"solve", "compare", "simulate", "models", "gpus", "export", "schema"}
     assert listed == own | {"profile", "validate"}
     for name in own:
         assert run(name, "--help").code == 0
+
+
+def test_every_runtime_is_in_the_table_with_its_version() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", README.read_text(encoding="utf-8"), re.M)
+    assert dict(rows) == {name: exporter.version for name, exporter in REGISTRY.items()}
 
 
 def test_python_examples() -> None:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import kvplan
-from kvplan.cli import compare, gpus, models, plugins, schema, simulate, solve
+from kvplan.cli import compare, export, gpus, models, plugins, schema, simulate, solve
 from kvplan.cli.manual import SectionedCommand
 from kvplan.cli.output import say
 from kvplan.errors import KvplanError
@@ -44,6 +44,7 @@ for _name, _command, _epilog in (
     ("simulate", simulate.simulate, simulate.EPILOG),
     ("models", models.models, models.EPILOG),
     ("gpus", gpus.gpus, gpus.EPILOG),
+    ("export", export.export, export.EPILOG),
     ("schema", schema.schema, schema.EPILOG),
 ):
     app.command(_name, cls=SectionedCommand, epilog=_epilog, context_settings=_SETTINGS)(_command)

@@ -35,3 +35,14 @@ def _started(incomplete: str, names: Mapping[str, Sequence[str]]) -> list[str]:
         for spelling in (name, name.rpartition("/")[2], *aliases)
     }
     return sorted(s for s in spelled if s.casefold().startswith(start))
+
+
+def complete_runtime(incomplete: str) -> list[str]:
+    """Runtimes that plans are exported to.
+
+    >>> complete_runtime("vl")
+    ['vllm']
+    """
+    from kvplan.export.registry import REGISTRY
+
+    return _started(incomplete, {name: exporter.aliases for name, exporter in REGISTRY.items()})

@@ -1,0 +1,243 @@
+"""Values that runtimes take silently and then do something else with: refused, with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cli_runner import Result, run
+from exported import demand, plan, text
+
+from kvplan.errors import InfeasibleError, InputError
+from kvplan.export import lmcache, vllm
+from kvplan.export.demand import demand_of
+from kvplan.export.deployment import COMFORT_BYTES, Deployment, check_host, host_budget
+from kvplan.export.here import measure
+from kvplan.plan_file import encode
+from kvplan.units import GB, GIB
+
+
+def export(*options: str, kind: str = "grouped") -> Result:
+    return run("export", "-", *options, stdin=text(kind))
+
+
+# -- host memory over ranks ---------------------------------------------------------------------
+
+RANKS: list[tuple[tuple[str, ...], str, float]] = [
+    (("--pool", "200GB/rank", "--tp", "4", "--host", "768GB"), "reject", 800 * GB),
+    (("--pool", "100GB/rank", "--tp", "4", "--host", "768GB"), "accept", 400 * GB),
+    (("--pool", "512GB/rank", "--tp", "8", "--host", "2000GB"), "reject", 4096 * GB),
+    (("--pool", "2000GB", "--tp", "4", "--host", "1500GB"), "reject", 2000 * GB),
+    (("--pool", "4GiB/rank", "--tp", "8", "--host", "31.27GiB"), "reject", 32 * GIB),
+    (("--pool", "4GiB/rank", "--tp", "4", "--host", "31.27GiB"), "warn", 16 * GIB),
+]
+"""Source: LMCache/LMCache#949 and PR#5127 (host of the third assumed),
+SemiAnalysisAI/InferenceX#1358, dphnAI/sonar#483.
+"""
+
+
+@pytest.mark.parametrize(("options", "verdict", "total"), RANKS)
+def test_a_size_per_rank_is_counted_for_every_rank(
+    options: tuple[str, ...], verdict: str, total: float
+) -> None:
+    result = export("--to", "lmcache", "--json", *options)
+    tight = "of host memory are left" in result.err
+    if verdict == "reject":
+        assert (result.code, result.out) == (3, "")
+        assert f"{total / GB:.1f} GB" in result.err
+        return
+    assert result.code == 0, result.err
+    pool = json.loads(result.out)["pool"]
+    assert abs(pool["total_bytes"] - total) <= pool["chunk_bytes"]
+    assert tight == (verdict == "warn")
+
+
+def test_200_per_rank_may_pin_256() -> None:
+    found = export("--to", "lmcache", "--pool", "200GiB/rank", "--tp", "2", "--host", "2TB")
+    assert "pin 256.0 GiB" in found.err
+
+
+def test_replicas_count_as_ranks_do() -> None:
+    one = ("--to", "vllm", "--pool", "100GiB", "--shm", "1TiB", "--host", "250GiB")
+    assert export(*one, "--replicas", "2").code == 0
+    refused = export(*one, "--replicas", "3")
+    assert refused.code == 3
+    assert "3 ranks in 3 engines" in refused.err
+
+
+# -- free memory is not budget ------------------------------------------------------------------
+
+
+def test_budget_of_a_host() -> None:
+    """Source: sgl-project/sglang#8102: 44.87 GB free, a reserve of 10 GB."""
+    assert host_budget(44.87 * GB, reserve_bytes=10 * GB) == pytest.approx(34.87 * GB, rel=1e-12)
+    assert host_budget(None, 400 * GIB, 291 * GIB) == 109 * GIB
+    assert host_budget(50, 400, 291, 10, 4) == 10
+    assert host_budget(5, reserve_bytes=10) == 0
+
+
+def test_a_container_near_its_limit_is_tight() -> None:
+    """Source: bytedance-iaas/sglang#744: 400 GiB, 291 idle, grows by 108: killed at 399."""
+    asked = ("--pool", "108GiB", "--container", "400GiB", "--container-used", "291GiB")
+    result = export("--to", "lmcache", *asked)
+    assert result.code == 0
+    assert "only 1.0 GiB (1.1 GB) of host memory are left" in result.err
+    refused = export("--to", "lmcache", *asked, "--reserve", "10GiB")
+    assert refused.code == 3
+    assert "limit of 400.0 GiB with 291.0 GiB used, less a reserve of 10.0 GiB" in refused.err
+
+
+def test_the_plans_own_budget_counts_where_no_host_is_given() -> None:
+    refused = export("--to", "lmcache", "--pool", "100GiB", kind="fetch")
+    assert refused.code == 3
+    assert "the plan's host budget of 64.0 GiB" in refused.err
+    assert "--host SIZE" in refused.err
+
+
+def test_warnings_end_where_memory_is_ample() -> None:
+    ample = Deployment(host_bytes=200 * GIB)
+    assert check_host(demand(), ample, 200 * GIB - COMFORT_BYTES) == []
+    assert len(check_host(demand(), ample, 200 * GIB - COMFORT_BYTES + 1)) == 1
+    with pytest.raises(InfeasibleError):
+        check_host(demand(), ample, 200 * GIB + 1)
+
+
+def files(root: Path, given: dict[str, str]) -> str:
+    for name, content in given.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="ascii")
+    return str(root)
+
+
+MEMINFO = "MemTotal:  100 kB\nMemAvailable:   64 kB\n"
+
+
+def test_this_machine_is_measured(tmp_path: Path) -> None:
+    second = files(tmp_path / "2", {
+        "proc/meminfo": MEMINFO, "sys/fs/cgroup/memory.max": "50000\n",
+        "sys/fs/cgroup/memory.current": "20000\n",
+        "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 5000\n", "dev/shm/x": "",
+    })  # fmt: skip
+    found = measure(second)
+    assert (found.free_bytes, found.limit_bytes, found.used_bytes) == (65536, 50000, 15000)
+    assert found.shm_bytes
+    first = files(tmp_path / "1", {
+        "proc/meminfo": MEMINFO, "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+    })  # fmt: skip
+    assert measure(first).limit_bytes is None
+    unlimited = files(tmp_path / "0", {
+        "proc/meminfo": MEMINFO, "sys/fs/cgroup/memory.max": "max\n",
+    })  # fmt: skip
+    assert measure(unlimited).limit_bytes is None
+    assert measure(unlimited).shm_bytes is None
+    with pytest.raises(InputError, match="no /proc/meminfo"):
+        measure(str(tmp_path / "none"))
+
+
+# -- one memory -----------------------------------------------------------------------------------
+
+
+def on(title: str) -> bytes:
+    """The plan of a machine with another title."""
+    inputs = plan("fetch").inputs
+    hardware = msgspec.structs.replace(inputs.hardware, title=title)
+    inputs = msgspec.structs.replace(inputs, hardware=hardware)
+    return encode(msgspec.structs.replace(plan("fetch"), inputs=inputs)).encode()
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "lmcache"])
+def test_one_memory_is_no_host_tier(runtime: str) -> None:
+    """Source: hao-ai-lab/FastVideo#1710, vllm-project/vllm#57555."""
+    for result in (
+        run("export", "-", "--to", runtime, stdin=on("NVIDIA GB10, 121 GB unified")),
+        export("--to", runtime, "--unified-memory", kind="fetch"),
+    ):
+        assert result.code == 3
+        assert "a host tier holds 0 B" in result.err
+        assert "leave KV offload off" in result.err
+
+
+# -- pools that hold nothing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "lmcache"])
+def test_a_pool_below_one_chunk_is_refused(runtime: str) -> None:
+    result = export("--to", runtime, "--pool", "1MiB")
+    assert result.code == 2
+    assert "one chunk of 64 tokens over all layers" in result.err
+
+
+def test_shm_is_checked() -> None:
+    refused = export("--to", "vllm", "--pool", "40GiB", "--shm", "64MiB")
+    assert refused.code == 3
+    assert "/dev/shm" in refused.err
+    assert "--shm-size" in refused.err
+    assert "/dev/shm, which must have" in export("--to", "vllm", "--pool", "20GiB").err
+
+
+def test_one_sequence_must_fit_in_hbm() -> None:
+    """An engine attends only what is in HBM."""
+    found = demand("grouped")
+    capacity = {**found.plan.prediction.capacity_bytes, "hbm": 2.6 * GIB}
+    prediction = msgspec.structs.replace(found.plan.prediction, capacity_bytes=capacity)
+    squeezed = demand_of(msgspec.structs.replace(found.plan, prediction=prediction))
+    with pytest.raises(InfeasibleError, match="one sequence of 16512 tokens takes 516"):
+        vllm.export(squeezed, Deployment(), "vllm.yaml")
+
+
+def test_disk_needs_a_folder() -> None:
+    refused = export("--to", "lmcache", kind="disk")
+    assert refused.code == 2
+    assert "--disk-path: None" in refused.err
+
+
+def test_formats_that_a_runtime_has_not_are_refused() -> None:
+    inputs = plan("fetch").inputs
+    workload = msgspec.structs.replace(inputs.workload, kv_dtype="fp32")
+    wide = msgspec.structs.replace(
+        plan("fetch"), inputs=msgspec.structs.replace(inputs, workload=workload)
+    )
+    for module in (vllm, lmcache):
+        with pytest.raises(InputError, match="fp32"):
+            module.export(demand_of(wide), Deployment(), "x.yaml")
+
+
+# -- ten of what ----------------------------------------------------------------------------------
+
+
+def llama_8b() -> Any:
+    """Llama-3.1-8B in two bytes: 131 072 bytes per token."""
+    from kvplan.hardware_library import load_hardware
+    from kvplan.model_library import load_model
+    from kvplan.planning import make_plan
+    from kvplan.scenario import Options, Scenario
+    from kvplan.workload import Workload
+
+    scenario = Scenario(
+        model=load_model("llama-3.1-8b"), hardware=load_hardware("h100"),
+        workload=Workload(batch=64, context=8192),
+        options=Options(paths=("resident", "fetch"), axes=("token",), stages=(4,),
+                        queue_depths=(2,), refine_blocks=False),
+    )  # fmt: skip
+    return demand_of(make_plan(scenario, time=""))
+
+
+def test_the_same_number_is_another_size_in_each_runtime() -> None:
+    """Tokens that a setting of 10 holds, one rank and two."""
+    found = llama_8b()
+    assert found.token_bytes == 131_072
+    for ranks, tokens in ((1, 81_920), (2, 163_840)):
+        config = "chunk_size: 64\nmax_local_cpu_size: 10.0\n"
+        back = lmcache.read_back(config, found, Deployment(ranks=ranks))
+        assert back.host_bytes / found.token_bytes == tokens
+    for ranks in (1, 2):
+        config = (
+            'kv-transfer-config: {"kv_connector_extra_config": '
+            f'{{"cpu_bytes_to_use": {10 * GIB}, "block_size": 16}}}}\n'
+        )
+        back = vllm.read_back(config, found, Deployment(ranks=ranks))
+        assert back.host_bytes / found.token_bytes == 81_920
