@@ -107,6 +107,7 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("--batch", "8..64", "--batch: '8..64'"),
     ("--micro-batches", "auto", "auto goes with --objective throughput"),
     ("--schedule", "auto", "auto goes with --objective throughput"),
+    ("--segments", "4", "a generation: give --gen"),
     ("--flexgen", "20,80", "--flexgen: '20,80' is not accepted: six whole percentages"),
     ("--flexgen", "60,60,0,0,0,0", "flexgen weights: '60+60'"),
     ("--flexgen", "1.5,0,0,0,0,0", "--flexgen: '1.5,0,0,0,0,0'"),
@@ -136,6 +137,11 @@ def test_an_option(command: str, option: str, value: str, says: str) -> None:
 
 
 USAGE: list[tuple[tuple[str, ...], str]] = [
+    ((*ASKED, "--gen", "64", "--segments", "0"), "--segments: '0'"),
+    ((*ASKED, "--gen", "64", "--segments", "65"), "from 1 to 64"),
+    ((*ASKED, "--gen", "64", "--segments", "some"), "--segments: 'some'"),
+    (("segments", "missing.json"), "missing.json"),
+    (("segments", "-", "-o", "x.json"), "--take"),
     ((*ASKED, "--objective", "throughput", "--batch", "9..3"), "--batch: '9..3'"),
     ((*ASKED, "--objective", "throughput", "--batch", "0"), "--batch: '0'"),
     ((*ASKED, "--objective", "throughput", "--micro-batches", "1.5"), "--micro-batches: '1.5'"),

@@ -25,9 +25,10 @@ LEVELS = [
     {"graph", "step"},
     {"program", "program_pulp", "fluid", "simulate", "allocation"},
     {"scenario", "evaluate", "certificate"},
-    {"candidates", "fitting", "polish", "resident", "infeasible", "solve", "throughput"},
+    {"candidates", "fitting", "polish", "resident", "infeasible", "solve"},
+    {"throughput", "moves", "generation"},
     {"baselines"},
-    {"plan", "plan_file", "planning"},
+    {"plan", "plan_file", "document", "planning"},
 ]
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 TOP = len(LEVELS)

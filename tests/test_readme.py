@@ -47,7 +47,7 @@ def test_the_answer_is_printed() -> None:
 
 def test_every_command_in_the_table_exists() -> None:
     listed = set(re.findall(r"^\| `kvplan (\w+)", README.read_text(encoding="utf-8"), re.M))
-    own = {"solve", "compare", "simulate", "models", "gpus", "export", "schema"}
+    own = {"solve", "compare", "simulate", "segments", "models", "gpus", "export", "schema"}
     assert listed == own | {"profile", "validate"}
     for name in own:
         assert run(name, "--help").code == 0

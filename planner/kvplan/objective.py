@@ -10,6 +10,10 @@ from kvplan.workload import MAX_BATCH
 
 GOALS = ("latency", "throughput")
 ORDERS = ("column", "row")
+MOST_SEGMENTS = 64
+AUTO_SEGMENTS = 4
+"""Segments of a generation that are planned where their number is left open."""
+
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Micro-batches that a search for throughput tries unless told."""
 
@@ -25,6 +29,8 @@ class Objective:
         batches: least and most sequences to consider, for throughput.
         micro_batches: parts of the batch to consider, for throughput.
         schedules: orders of micro-batches to consider, for throughput.
+        segments: parts of the generation with decisions of their own; None: only its last step
+            is planned.
     """
 
     goal: str = "latency"
@@ -32,6 +38,7 @@ class Objective:
     batches: tuple[int, int] = (1, MAX_BATCH)
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     schedules: tuple[str, ...] = ORDERS
+    segments: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -40,6 +47,8 @@ class Objective:
         limit = self.max_step_s
         if limit is not None and not (math.isfinite(limit) and limit > 0):
             raise InputError("max_step_s", limit, "a time above 0, such as 100ms")
+        if self.segments is not None and not 1 <= self.segments <= MOST_SEGMENTS:
+            raise InputError("segments", self.segments, f"a whole number from 1 to {MOST_SEGMENTS}")
         least, most = self.batches
         if not 1 <= least <= most <= MAX_BATCH:
             raise InputError("batches", f"{least}..{most}", f"a range within 1 to {MAX_BATCH}")

@@ -109,6 +109,7 @@ class ObjectiveInput(_Part, frozen=True):
     batches: tuple[Positive, Positive]
     micro_batches: list[Positive]
     schedules: list[Literal["column", "row"]]
+    segments: Annotated[int, Meta(ge=1, le=64)] | None = None
 
 
 class Inputs(_Part, frozen=True):
@@ -216,6 +217,37 @@ class BatchChoice(_Part, frozen=True):
     trials: list[BatchTrial]
 
 
+class GenerationSegment(_Part, frozen=True):
+    """Steps of a generation that share a decision, made for the last of them.
+
+    ``begin`` and ``end`` count generated tokens; ``moved_bytes`` and ``moves_s`` are what passes
+    to it from the segment before; ``kept_bytes`` are activations that it keeps in host memory, on
+    top of the prediction's, for segments behind it.
+    """
+
+    begin: Count
+    end: Positive
+    first_step_s: Seconds
+    steps_s: Seconds
+    moved_bytes: dict[str, Size]
+    moves_s: Seconds
+    kept_bytes: Size
+    decision: Decision
+    prediction: Prediction
+
+
+class GenerationPlan(_Part, frozen=True):
+    """A whole generation in segments; ``uniform_s`` is its time with the last one's decision."""
+
+    steps: Positive
+    total_s: Seconds
+    tokens_per_s: Annotated[float, Meta(ge=0)]
+    bound_s: Seconds
+    gap: Annotated[float, Meta(ge=0)]
+    uniform_s: Seconds
+    segments: Annotated[list[GenerationSegment], Meta(min_length=1, max_length=64)]
+
+
 class Provenance(_Part, frozen=True):
     """Who made the plan."""
 
@@ -234,6 +266,7 @@ class Plan(_Part, frozen=True):
     baselines: dict[str, BaselineResult]
     provenance: Provenance
     batch_choice: BatchChoice | None = None
+    generation: GenerationPlan | None = None
 
 
 def layer_runs(layers: tuple[LayerSpec, ...]) -> list[LayerRun]:

@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import scipy
 
-import kvplan
-from kvplan import cost, fluid, throughput
+from kvplan import generation, throughput
 from kvplan.allocation import Allocation, Segment, tokens_by_path
 from kvplan.baselines import Rung, ladder
-from kvplan.candidates import unit_graph
+from kvplan.document import batch_choice, document, generation_of
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.hardware import OVERRIDES, HardwareProfile, override
 from kvplan.hardware_library import load_hardware
 from kvplan.model import MAX_LAYERS, ModelSpec
 from kvplan.objective import Objective
-from kvplan.plan import (
-    SCHEMA_VERSION,
-    BaselineResult,
-    BatchChoice,
-    BatchTrial,
-    BudgetInput,
-    Decision,
-    HardwareInput,
-    Inputs,
-    LayerDecision,
-    ModelInput,
-    ObjectiveInput,
-    OptionInput,
-    Plan,
-    Prediction,
-    Provenance,
-    Range,
-    Value,
-    WorkloadInput,
-    layer_runs,
-)
+from kvplan.plan import Plan
 from kvplan.regret import as_good
-from kvplan.resident import everything_resident
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import Search, search
-from kvplan.units import GB, GIB
 from kvplan.workload import Budgets, Workload
 
 
@@ -96,16 +71,22 @@ def answer(scenario: Scenario, time: str | None = None) -> Answer:
             raise throughput.too_long(scenario, found)
     rungs = ladder(scenario)
     rung = choose(asked.workload.batch, found, rungs)
-    if rung is None:
-        plan = document(asked, found, "kvplan", found.best, rungs, time)
-    else:
-        assert rung.evaluation is not None
+    best = found.best
+    if rung is not None:
+        assert rung.evaluation is not None, "only plans that fit are as good"
+        best = rung.evaluation
         if throughput.batching_of(asked) != rung.batching:
             asked = throughput.with_batching(asked, rung.batching)
             found = search(asked)
-        plan = document(asked, found, rung.name, rung.evaluation, rungs, time)
+    plan = document(asked, found, rung.name if rung else "kvplan", best, rungs, time)
     if choice is not None:
         plan = msgspec.structs.replace(plan, batch_choice=batch_choice(choice, plan))
+    if scenario.objective.segments is not None:
+        whole = generation.generate(
+            asked, best, found.bound_s, plan.decision.block, scenario.objective.segments
+        )
+        segments = generation_of(whole, plan.decision.strategy)
+        plan = msgspec.structs.replace(plan, generation=segments)
     return Answer(asked, plan, rungs)
 
 
@@ -113,184 +94,6 @@ def choose(batch: int, found: Search, rungs: Sequence[Rung]) -> Rung | None:
     """The simplest baseline that is as good as the searched plan; None if none is."""
     name = as_good({rung.name: rung.tokens_per_s for rung in rungs}, batch / found.best.step_s)
     return next((rung for rung in rungs if rung.name == name), None)
-
-
-def batch_choice(choice: throughput.Throughput, plan: Plan) -> BatchChoice:
-    """Why the plan has the batch it has; a baseline's batch is its own best."""
-    workload, made = plan.inputs.workload, plan.prediction.tokens_per_s
-    own = choice.scenario.workload
-    trials = [
-        BatchTrial(**dataclasses.asdict(t.batching), bound_s=t.bound_s, step_s=t.step_s)
-        for t in choice.trials
-        if t.step_s is not None
-        or (t.batching.micro_batches, t.batching.schedule) == (own.micro_batches, own.schedule)
-    ]
-    top = max(choice.bound_tokens_per_s, made)
-    return BatchChoice(
-        batch=workload.batch,
-        micro_batches=workload.micro_batches,
-        schedule=workload.schedule,
-        limit=choice.limit,  # type: ignore[arg-type]
-        why=choice.why,
-        bound_tokens_per_s=top,
-        gap=max(top / made - 1.0, 0.0),
-        trials=trials,
-    )
-
-
-def document(
-    scenario: Scenario,
-    found: Search,
-    strategy: str,
-    best: Evaluation,
-    rungs: Sequence[Rung],
-    time: str | None = None,
-) -> Plan:
-    """The plan document of a judged allocation."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Plan(
-        kvplan_plan=SCHEMA_VERSION,
-        inputs=_inputs(scenario),
-        decision=_decision(
-            strategy, best, found.block if strategy == "kvplan" else scenario.workload.block
-        ),
-        prediction=predict(scenario, best, found),
-        baselines={
-            rung.name: BaselineResult(
-                title=rung.title,
-                step_s=rung.step_s,
-                reason=rung.reason,
-                batch=rung.batching.batch if rung.evaluation else None,
-                tokens_per_s=rung.tokens_per_s,
-                note=rung.note,
-            )
-            for rung in rungs
-        },
-        provenance=Provenance(
-            kvplan=kvplan.__version__,
-            solver=f"HiGHS (scipy {scipy.__version__})",
-            time=now if time is None else time,
-        ),
-    )
-
-
-def _inputs(scenario: Scenario) -> Inputs:
-    model, hardware = scenario.model, scenario.hardware
-    fields = {name: getattr(model, name) for name in model.__struct_fields__ if name != "layers"}
-    return Inputs(
-        model=ModelInput(**fields, layers=layer_runs(model.layers)),
-        hardware=HardwareInput(
-            name=hardware.name,
-            title=hardware.title,
-            kind=hardware.kind,
-            digest=hardware.digest,
-            file=scenario.hardware_file,
-            overrides=dict(sorted(scenario.overrides.items())),
-        ),
-        workload=msgspec.convert(dataclasses.asdict(scenario.workload), WorkloadInput),
-        budgets=msgspec.convert(dataclasses.asdict(scenario.budgets), BudgetInput),
-        options=msgspec.convert(
-            {
-                **dataclasses.asdict(scenario.options),
-                "allow": dict(sorted(scenario.options.allow.items())),
-            },
-            OptionInput,
-        ),
-        objective=msgspec.convert(dataclasses.asdict(scenario.objective), ObjectiveInput),
-    )
-
-
-def _decision(strategy: str, best: Evaluation, block: int) -> Decision:
-    schedule = best.schedule
-    layers = []
-    for index, segments in enumerate(best.allocation):
-        tokens = tokens_by_path(segments)
-        total = sum(tokens.values())
-        recomputed = sum(n for path, n in tokens.items() if path.startswith("recompute"))
-        layers.append(
-            LayerDecision(
-                layer=index,
-                tokens=dict(sorted(tokens.items())),
-                recompute_ratio=recomputed / total if total else 0.0,
-                ranges=[
-                    Range(begin=s.begin, end=s.end, path=s.path, stage=s.stage) for s in segments
-                ],
-                streamed_weights=best.streamed[index] if schedule.stream_weights else 0.0,
-            )
-        )
-    return msgspec.convert(
-        {
-            **dataclasses.asdict(best.schedule),
-            "strategy": strategy,
-            "block": block,
-            "layers": layers,
-        },
-        Decision,
-    )
-
-
-def predict(scenario: Scenario, best: Evaluation, found: Search | None = None) -> Prediction:
-    """What an evaluation and its search say about running it."""
-    step_s = best.step_s
-    bound_s = min(found.bound_s, step_s) if found else 0.0
-    moved = best.graph.link_bytes(best.values)
-    return Prediction(
-        step_s=step_s,
-        tokens_per_s=scenario.workload.batch / step_s,
-        bound_s=bound_s,
-        gap=max(step_s / bound_s - 1.0, 0.0) if bound_s else 0.0,
-        bottleneck=best.simulation.bottleneck,
-        busy_s=dict(best.simulation.busy_s),
-        memory_bytes={t: float(b) for t, b in sorted(best.memory_bytes.items())},
-        capacity_bytes={t: float(b) for t, b in sorted(scenario.capacity.items())},
-        moved_bytes={r: float(b) for r, b in sorted(moved.items())},
-        values=values(scenario, found) if found else [],
-        confidence=confidence(scenario.hardware),
-    )
-
-
-def values(scenario: Scenario, found: Search) -> list[Value]:
-    """What a little more of each resource would save per step.
-
-    Memory: the duals of the program. Rates: the program's bound solved again with the better rate.
-    """
-    duals, hardware = found.relaxation.capacity_s_per_byte, scenario.hardware
-    link = hardware.h2d.copy.rate() + GB
-    flop = 1.1 * cost.flop_per_s(hardware, scenario.model.weight_dtype)
-    listed = [
-        ("1 GiB more HBM", duals.get("hbm", 0.0) * GIB),
-        ("1 GiB more host memory", duals.get("dram", 0.0) * GIB),
-        ("1 GiB more pinned memory", duals.get("pinned", 0.0) * GIB),
-        ("1 GB/s more link bandwidth", saved_s(scenario, found, h2d_bytes_per_s=link)),
-        ("10 % more FLOP/s", saved_s(scenario, found, flop_per_s=flop)),
-    ]
-    return [Value(what=what, saved_s=saved) for what, saved in listed]
-
-
-def saved_s(scenario: Scenario, found: Search, **better: float) -> float:
-    """Seconds that a better machine takes off the bound of the chosen schedule."""
-    changed: dict[str, Any] = dict(better)
-    try:
-        hardware = override(scenario.hardware, **changed)
-    except InputError:  # above what the slot can carry
-        return 0.0
-    faster = dataclasses.replace(scenario, hardware=hardware)
-    resident = everything_resident(faster)
-    graph = resident.graph if resident else unit_graph(faster, found.best.schedule)
-    relaxation = fluid.bound(graph, scenario.classes, scenario.capacity, scenario.quality)
-    return max(found.relaxation.step_s - relaxation.step_s, 0.0) if relaxation else 0.0
-
-
-def confidence(hardware: HardwareProfile) -> str:
-    """How sure the figures of a machine are."""
-    if hardware.kind == "measured":
-        return f"measured profile ({hardware.date}); no step was measured to fit it"
-    count = len(hardware.provenance)
-    kinds = [p.kind for p in hardware.provenance.values()]
-    return (
-        f"spec sheet: {kinds.count('measured')} of {count} figures measured, "
-        f"{kinds.count('datasheet')} from data sheets, {kinds.count('assumed')} assumed"
-    )
 
 
 def model_of(plan: Plan) -> ModelSpec:
@@ -410,3 +213,34 @@ def replay(plan: Plan, hardware: HardwareProfile | None = None) -> tuple[Scenari
     streamed = [layer.streamed_weights for layer in plan.decision.layers]
     evaluation = evaluate(scenario, schedule_of(plan), allocation_of(plan), streamed)
     return scenario, evaluation
+
+
+def segment_plan(plan: Plan, number: int) -> Plan:
+    """One segment of a generation as a plan of its own.
+
+    Args:
+        plan: a plan with segments.
+        number: which, from 1.
+
+    Raises:
+        InputError: the plan has no such segment.
+    """
+    count = len(plan.generation.segments) if plan.generation else 0
+    if not 1 <= number <= count:
+        accepted = f"1 to {count}" if count else "a plan made with --segments"
+        raise InputError("segment", number, accepted)
+    assert plan.generation is not None
+    segment = plan.generation.segments[number - 1]
+    workload = msgspec.structs.replace(plan.inputs.workload, gen=segment.end)
+    objective = plan.inputs.objective
+    if objective is not None:
+        objective = msgspec.structs.replace(objective, segments=None)
+    return msgspec.structs.replace(
+        plan,
+        inputs=msgspec.structs.replace(plan.inputs, workload=workload, objective=objective),
+        decision=segment.decision,
+        prediction=segment.prediction,
+        baselines={},
+        batch_choice=None,
+        generation=None,
+    )

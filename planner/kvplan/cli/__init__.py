@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import kvplan
-from kvplan.cli import compare, export, gpus, models, plugins, schema, simulate, solve
+from kvplan.cli import compare, export, gpus, models, plugins, schema, segments, simulate, solve
 from kvplan.cli.manual import SectionedCommand
 from kvplan.cli.output import say
 from kvplan.errors import KvplanError
@@ -42,6 +42,7 @@ for _name, _command, _epilog in (
     ("solve", solve.solve, solve.EPILOG),
     ("compare", compare.compare, compare.EPILOG),
     ("simulate", simulate.simulate, simulate.EPILOG),
+    ("segments", segments.segments, segments.EPILOG),
     ("models", models.models, models.EPILOG),
     ("gpus", gpus.gpus, gpus.EPILOG),
     ("export", export.export, export.EPILOG),

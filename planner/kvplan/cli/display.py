@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvplan.baselines import Rung
     from kvplan.evaluate import Evaluation
-    from kvplan.plan import Plan
+    from kvplan.plan import GenerationPlan, Plan
     from kvplan.scenario import Scenario
 
 
@@ -40,6 +40,9 @@ def show_plan(console: Console, plan: Plan, written: str | None = None) -> None:
         plan: the plan.
         written: the file it was written to, if any.
     """
+    if plan.generation is not None:
+        show_segments(console, plan, plan.generation)
+        console.print("\nIts last step:\n")
     console.print(Text(wording.strategy(plan), style="bold green"))
     _print_note(console, plan)
     console.print()
@@ -77,6 +80,36 @@ def _prediction(plan: Plan) -> list[tuple[str, str]]:
              wording.memory(predicted.memory_bytes, predicted.capacity_bytes)]  # fmt: skip
     rows += [("would save", line) for line in wording.more(plan)]
     return [*rows, ("confidence", predicted.confidence)]
+
+
+def show_segments(console: Console, plan: Plan, generation: GenerationPlan) -> None:
+    """Print the segments of a generation.
+
+    Args:
+        console: where to.
+        plan: the plan that holds it.
+        generation: its segments.
+    """
+    console.print(Text(wording.generation(plan, generation), style="bold green"))
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("tokens", "decision"):
+        table.add_column(title, overflow="fold")
+    for title in ("first step", "last step", "in all", "moved before", "HBM", "DRAM"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for segment in generation.segments:
+        held = segment.prediction.memory_bytes
+        table.add_row(
+            f"{segment.begin}–{segment.end}",
+            Text(wording.mix(wording.counts(segment.decision.layers))),
+            format_seconds(segment.first_step_s),
+            format_seconds(segment.prediction.step_s),
+            format_seconds(segment.steps_s + segment.moves_s),
+            format_bytes(sum(segment.moved_bytes.values())),
+            format_bytes(held.get("hbm", 0.0)),
+            format_bytes(held.get("dram", 0.0) + segment.kept_bytes),
+        )
+    console.print(table)
 
 
 def show_ladder(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:

@@ -42,6 +42,9 @@ class Request:
     gen: Annotated[str, _option(
         _LOAD, "--gen", metavar="TOKENS",
         help="Tokens still to be generated; the plan is for the last one.")] = "0"
+    segments: Annotated[str | None, _option(
+        _LOAD, "--segments", metavar="N", help="Plan the whole generation, in N segments with "
+        "decisions of their own, or auto. [default: only the last step is planned]")] = None
     kv_dtype: Annotated[str, _option(
         _LOAD, "--kv-dtype", metavar="FORMAT",
         help="Format of the cache: fp16, bf16, fp8, fp32.")] = "fp16"

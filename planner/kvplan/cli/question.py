@@ -113,7 +113,19 @@ def _objective(request: Request) -> Objective:
             asked["micro_batches"] = whole_numbers(parts, "--micro-batches", MAX_BATCH)
         if order is not None:
             asked["schedules"] = words(order, "--schedule")
+    if request.segments is not None:
+        asked["segments"] = _segments(request)
     return Objective(goal=goal, max_step_s=limit_s, **asked)
+
+
+def _segments(request: Request) -> int:
+    """Parts of the generation to plan."""
+    from kvplan.objective import AUTO_SEGMENTS, MOST_SEGMENTS
+
+    if parse_tokens(request.gen, "--gen") < 1:
+        raise InputError("--segments", request.segments, "a generation: give --gen, such as 512")
+    text = _given(request.segments)
+    return AUTO_SEGMENTS if text is None else whole_number(text, "--segments", MOST_SEGMENTS)
 
 
 def _given(text: str | None) -> str | None:

@@ -51,14 +51,27 @@ Trace = Annotated[
 ]  # fmt: skip
 
 
+OfSegment = Annotated[
+    str | None,
+    typer.Option("--segment", metavar="N", help="A segment of its generation, from 1. "
+                 "[default: its last step]"),
+]  # fmt: skip
+
+
 def simulate(
-    file: PlanFile, gpu: Gpu = None, trace: Trace = None, as_json: Json = False
+    file: PlanFile, gpu: Gpu = None, trace: Trace = None, segment: OfSegment = None,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run a plan through the simulator: step latency, busy time, memory."""
     check_writable(trace, "--trace")
     if trace == "-" and as_json:
         raise InputError("--trace", trace, "a file, as --json takes stdout")
-    plan = _read(file)
+    plan = read_plan_or_stdin(file)
+    if segment is not None:
+        from kvplan.cli.values import whole_number
+        from kvplan.planning import segment_plan
+
+        plan = segment_plan(plan, whole_number(segment, "--segment", 64))
     from kvplan.hardware_library import load_hardware
     from kvplan.planning import replay
 
@@ -82,7 +95,8 @@ def simulate(
     show_replay(console(), plan, scenario, evaluation, apart)
 
 
-def _read(file: str) -> Plan:
+def read_plan_or_stdin(file: str) -> Plan:
+    """The plan of a file, or of stdin for -."""
     from kvplan.plan_file import decode, read_plan
 
     return decode(sys.stdin.buffer.read(), "stdin") if file == "-" else read_plan(file)
@@ -110,7 +124,7 @@ def difference(plan: Plan, evaluation: Evaluation) -> float | None:
 
 def _document(plan: Plan, scenario: Scenario, evaluation: Evaluation) -> dict[str, Any]:
     """What ``--json`` prints; ``prediction`` has the keys of a plan's, bound and duals aside."""
-    from kvplan.planning import predict
+    from kvplan.document import predict
 
     replayed = msgspec.to_builtins(predict(scenario, evaluation))
     for key in ("bound_s", "gap", "values"):

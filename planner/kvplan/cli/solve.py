@@ -24,6 +24,7 @@ Examples:
   kvplan solve --model llama-7b --gpu a100
   kvplan solve --model llama-3.1-8b --gpu h100 --batch 64 --context 32k --allow int8:0.5
   kvplan solve --model llama-7b --gpu a100 --objective throughput --slo 100ms
+  kvplan solve --model llama-7b --gpu a100 --context 1k --gen 1k --segments auto
   kvplan solve --model opt-30b --gpu a100 --hbm 30GiB --h2d 20GB/s -o plan.json --json
 """
 

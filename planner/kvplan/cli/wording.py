@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvplan.plan import LayerDecision, Plan
+from kvplan.plan import GenerationPlan, LayerDecision, Plan
 from kvplan.units import format_bytes, format_rate, format_seconds
 
 _VERBS = {
@@ -56,17 +56,35 @@ def mix(counts: Mapping[str, float]) -> str:
     return ", ".join(parts) or "no KV"
 
 
+def counts(layers: Sequence[LayerDecision]) -> dict[str, float]:
+    """Tokens per path, all layers together."""
+    total: dict[str, float] = {}
+    for layer in layers:
+        for path, tokens in layer.tokens.items():
+            total[path] = total.get(path, 0.0) + tokens
+    return total
+
+
+def generation(plan: Plan, whole: GenerationPlan) -> str:
+    """The answer for a whole generation in one sentence."""
+    count = len(whole.segments)
+    figures = (
+        f"{whole.steps} tokens of {plan.inputs.workload.batch} sequences in "
+        f"{format_seconds(whole.total_s)}, {whole.tokens_per_s:.4g} tokens/s"
+    )
+    if count == 1:
+        return f"One plan serves the whole generation as well as several: {figures}."
+    gain = percent(1 - whole.total_s / whole.uniform_s)
+    return f"{figures}; {count} segments take {gain} less than the last one's plan throughout."
+
+
 def strategy(plan: Plan) -> str:
     """The answer in one sentence."""
     decision, predicted = plan.decision, plan.prediction
     figures = f"{format_seconds(predicted.step_s)} per step, {predicted.tokens_per_s:.4g} tokens/s"
     if decision.strategy == "no_offload":
         return f"Everything fits in HBM, no offload is planned: {figures}."
-    counts: dict[str, float] = {}
-    for layer in decision.layers:
-        for path, tokens in layer.tokens.items():
-            counts[path] = counts.get(path, 0.0) + tokens
-    what = mix(counts)
+    what = mix(counts(decision.layers))
     if decision.strategy in plan.baselines:
         title = plan.baselines[decision.strategy].title
         return (f"{title[0].upper()}{title[1:]} is as good as anything the search found: {what}; "
