@@ -13,6 +13,7 @@ import msgspec
 from kvplan.errors import InputError
 from kvplan.plan_file import write_text
 from kvplan_validate.cases import Case
+from kvplan_validate.chosen import compared
 
 VERSION = "1.0"
 
@@ -122,6 +123,7 @@ class ResultFile:
             "kvplan_validation": VERSION,
             "provenance": self.provenance,
             "summary": summary(self.results),
+            "chosen": compared(self.results),
             "results": self.results,
         }
         return json.dumps(document, indent=1) + "\n"

@@ -235,6 +235,11 @@ def show_summary(document: dict[str, Any]) -> None:
                 f"predicted {result['predicted_s'] * 1e3:.2f} ms, measured "
                 f"{result['measured_s'] * 1e3:.2f} ms, {result['error']:+.1%}"
             )
+    for row in document.get("chosen", []):
+        from kvplan_validate.chosen import label, verdict
+
+        steps = f"{row['chosen_s'] * 1e3:.2f} ms"
+        out.print(f"{label(row['case'])}: chosen plan {steps}, {verdict(row)}")
     summary = document.get("summary")
     if summary and summary["cases"]:
         out.print(
