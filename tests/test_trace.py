@@ -114,3 +114,36 @@ def test_it_is_deterministic_and_strict_json(evaluation: Evaluation) -> None:
     assert len(texts) == 1
     event = next(e for e in json.loads(texts.pop())["traceEvents"] if e["ph"] == "X")
     assert set(event["args"]) == {"layer", "stage", "path", "micro_batch", "bytes", "step"}
+
+
+def conforms(document: dict[str, Any]) -> None:
+    """The trace-event format as Perfetto and chrome://tracing read it.
+
+    Source: Trace Event Format (Google, 2016), sections "JSON Object Format", "Duration Events",
+    "Complete Events" and "Metadata Events".
+    """
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    named: dict[str, set[tuple[int, int]]] = {"process_name": set(), "thread_name": set()}
+    used = set()
+    for event in document["traceEvents"]:
+        assert {"name", "ph", "pid", "tid", "ts"} <= event.keys()
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        assert event["pid"] > 0  # process 0 is the idle task to Perfetto
+        if event["ph"] == "M":
+            arguments = {"process_name": "name", "thread_name": "name",
+                         "thread_sort_index": "sort_index"}  # fmt: skip
+            assert list(event["args"]) == [arguments[event["name"]]]
+            if event["name"] in named:
+                named[event["name"]].add((event["pid"], event["tid"]))
+        else:
+            assert event["ph"] == "X"
+            assert isinstance(event["args"], dict)
+            assert event["tid"] > 0
+            assert event["dur"] >= 0
+            used.add((event["pid"], event["tid"]))
+    assert used <= named["thread_name"]
+    assert {pid for pid, _ in used} == {pid for pid, _ in named["process_name"]}
+
+
+def test_it_is_what_perfetto_reads(evaluation: Evaluation) -> None:
+    conforms(traced(evaluation))

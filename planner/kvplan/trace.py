@@ -14,22 +14,30 @@ STEPS = 3
 LATENCY = "latency"
 """Lane of operations that occupy no resource."""
 
+PID = 1
+"""Process of the events. To Perfetto process and thread 0 are the idle task: both count from 1."""
+
 _ORDER = ("gpu", "h2d", "d2h", "host", "disk", "cpu")
 
 
 def trace(
-    graph: StepGraph, values: Sequence[float], simulation: Simulation, steps: int = STEPS
-) -> dict[str, Any]:
-    """The Chrome trace document of some consecutive steps in steady state.
+    graph: StepGraph, values: Sequence[float], simulation: Simulation, steps: int = STEPS,
+    name: str = "decode step",
+) -> dict[str, Any]:  # fmt: skip
+    """The trace-event document of some consecutive steps in steady state.
 
     Args:
         graph: the step.
         values: value of every variable of the graph.
         simulation: its run.
         steps: how many steps to draw.
+        name: what to call the process that the lanes belong to.
 
     Returns:
-        A document of complete (``X``) events, times in microseconds to the nanosecond.
+        A document of complete (``X``) events, times in microseconds to the nanosecond, and of
+        metadata (``M``) events that name and order the lanes.
+
+    Source: Trace Event Format, Google, 2016 (JSON object format; Perfetto and chrome://tracing).
     """
     period_s = simulation.step_s / graph.cycles
     spans = []
@@ -45,7 +53,7 @@ def trace(
     return {
         "displayTimeUnit": "ms",
         "otherData": {"step_s": simulation.step_s, "bottleneck": simulation.bottleneck},
-        "traceEvents": _names(lanes) + events,
+        "traceEvents": _names(lanes, name) + events,
     }
 
 
@@ -83,8 +91,8 @@ def _placed(spans: Sequence[_Span]) -> tuple[list[str], list[dict[str, Any]]]:
         {
             "name": name,
             "ph": "X",
-            "pid": 0,
-            "tid": lanes.index(lane),
+            "pid": PID,
+            "tid": lanes.index(lane) + 1,
             "ts": begin_ns / 1e3,
             "dur": (end_ns - begin_ns) / 1e3,
             "args": args,
@@ -100,12 +108,12 @@ def _rank(lane: str) -> int:
     return len(_ORDER) + lane.startswith(LATENCY)
 
 
-def _names(lanes: Sequence[str]) -> list[dict[str, Any]]:
+def _names(lanes: Sequence[str], name: str) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "decode step"}}
+        {"name": "process_name", "ph": "M", "pid": PID, "tid": 0, "ts": 0, "args": {"name": name}}
     ]
     for index, lane in enumerate(lanes):
-        own = {"ph": "M", "pid": 0, "tid": index}
+        own = {"ph": "M", "pid": PID, "tid": index + 1, "ts": 0}
         events.append({"name": "thread_name", **own, "args": {"name": lane}})
         events.append({"name": "thread_sort_index", **own, "args": {"sort_index": index}})
     return events
