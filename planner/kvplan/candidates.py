@@ -16,7 +16,7 @@ from kvplan.model import ModelSpec
 from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
-from kvplan.simulate import simulate
+from kvplan.simulate import Simulation, simulate
 from kvplan.step import StepGraph, Structure, build_step, group_of
 
 NEAR = 1e-3
@@ -237,7 +237,14 @@ def fractional(
 
 
 def play_unit(scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequence[int]) -> float:
-    """Step of the fractional allocation of one unit, in which absent paths cost nothing."""
+    """Step of the fractional allocation of one unit."""
+    return unit_play(scenario, candidate, pattern, unit)[2].step_s
+
+
+def unit_play(
+    scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequence[int]
+) -> tuple[StepGraph, list[float], Simulation]:
+    """Graph, values and run of the fractional allocation of one unit; absent paths cost nothing."""
     structure, tokens = fractional(scenario, candidate, pattern, unit)
     shares = streamed(scenario, candidate.relaxation)
     graph = build_unit(scenario, candidate.schedule, structure, unit)
@@ -245,7 +252,7 @@ def play_unit(scenario: Scenario, candidate: Candidate, pattern: str, unit: Sequ
         shares[v.layer] if v.path == "stream_weights" else tokens[v.layer, v.stage, v.path]
         for v in graph.variables
     ]
-    return simulate(graph, values).step_s
+    return graph, values, simulate(graph, values)
 
 
 def simplicity(candidate: Candidate) -> tuple[int, int, int, int]:

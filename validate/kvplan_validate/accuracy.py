@@ -11,21 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvplan.validation_file import group_of
+
 HEAD = "| steps | cases | median error | 95th percentile | worst |\n| --- | --- | --- | --- | --- |"
-
-
-def group_of(result: dict[str, Any]) -> str:
-    """What limits or distinguishes a case, in a reader's words."""
-    shares, busy = result["decision"]["shares"], result["busy_s"]
-    if result["case"].get("mode") == "eager":
-        return "launched eagerly"
-    if "attend_host" in shares:
-        return "attention on the host beside the link"
-    if shares.get("resident", 0.0) == 1.0:
-        return "everything resident"
-    if busy.get("h2d", 0.0) >= 0.95 * result["predicted_s"]:
-        return "limited by the link"
-    return "limited by the GPU, or short"
 
 
 def row(name: str, errors: list[float]) -> str:

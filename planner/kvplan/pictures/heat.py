@@ -1,0 +1,352 @@
+"""Heat maps of estimated steps: stages x queue depth, context x batch, link x FLOP/s."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import kvplan.pictures.style as style
+from kvplan.cli import wording
+from kvplan.cost import flop_per_s
+from kvplan.curve import Curve
+from kvplan.errors import InfeasibleError, InputError
+from kvplan.estimate import try_estimate
+from kvplan.hardware import HardwareProfile, override
+from kvplan.plan import Plan
+from kvplan.planning import scenario_of, schedule_of
+from kvplan.scenario import Scenario
+from kvplan.units import format_seconds
+from kvplan.workload import MAX_BATCH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STAGES = (1, 2, 4, 6, 8, 12)
+QUEUE_DEPTHS = (1, 2, 3, 4, 6)
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+Cell = dict[str, Any] | None
+"""``step_s`` and what else is written into it; None where nothing fits."""
+
+
+def what_if(hardware: HardwareProfile, *, link: float = 1.0, flop: float = 1.0) -> HardwareProfile:
+    """A machine whose link to the GPU and matrix rate are some times as fast, slot or not.
+
+    Args:
+        hardware: the machine.
+        link: factor on the rate of copies to the GPU, and on the slot's raw rate if above 1.
+        flop: factor on the achieved matrix rate.
+
+    >>> from kvplan.hardware_library import load_hardware
+    >>> card = load_hardware("a100")
+    >>> round(what_if(card, link=4.0).h2d.copy.rate() / card.h2d.copy.rate(), 9)
+    4.0
+    """
+    if link != 1.0:
+        old = hardware.h2d
+        h2d = dataclasses.replace(
+            old,
+            raw_bytes_per_s=old.raw_bytes_per_s * max(link, 1.0),
+            copy=Curve(old.copy.scaled(1 / link).pieces),
+            duplex_bytes_per_s=old.duplex_bytes_per_s and old.duplex_bytes_per_s * link,
+            pageable_bytes_per_s=old.pageable_bytes_per_s and old.pageable_bytes_per_s * link,
+        )
+        hardware = dataclasses.replace(hardware, h2d=h2d)
+    if flop != 1.0:
+        hardware = override(hardware, flop_per_s=flop * flop_per_s(hardware, "fp16"))
+    return hardware
+
+
+def _cell(scenario: Callable[[], Scenario], **fixed: Any) -> Cell:
+    try:
+        asked = scenario()
+        found = try_estimate(asked, **fixed)
+    except InputError:
+        return None
+    if found is None:
+        return None
+    return {
+        "step_s": found.step_s,
+        "tokens_per_s": asked.workload.batch / found.step_s,
+        "recompute_ratio": found.recompute_ratio,
+    }
+
+
+def pipeline_data(plan: Plan) -> dict[str, Any]:
+    """Estimated step for every stage count and queue depth, on the plan's axis."""
+    scenario, chosen = scenario_of(plan), schedule_of(plan)
+    stages = sorted({*STAGES, chosen.stages})
+    depths = sorted({*QUEUE_DEPTHS, chosen.queue_depth})
+    if chosen.axis == "layer":
+        stages = [s for s in stages if s <= len(scenario.model.layers)]
+    cells = [
+        [
+            _cell(
+                lambda: scenario, schedule=dataclasses.replace(chosen, stages=s, queue_depth=depth)
+            )
+            for s in stages
+        ]
+        for depth in depths
+    ]
+    return {
+        "columns": stages,
+        "rows": depths,
+        "cells": cells,
+        "chosen": [chosen.queue_depth, chosen.stages],
+        "about": _about(plan),
+    }
+
+
+def workload_data(plan: Plan) -> dict[str, Any]:
+    """Estimated tokens per second for contexts and batches around the plan's."""
+    scenario = scenario_of(plan)
+    load = scenario.workload
+    contexts = _around(load.context, 1, 1 << 30)
+    batches = [b for b in _around(load.batch, 1, MAX_BATCH) if b % load.micro_batches == 0]
+
+    def changed(batch: int, context: int) -> Scenario:
+        workload = dataclasses.replace(load, batch=batch, context=context)
+        return dataclasses.replace(scenario, workload=workload)
+
+    cells = [
+        [_cell(lambda b=batch, c=context: changed(b, c)) for context in contexts]  # type: ignore[misc]
+        for batch in batches
+    ]
+    return {
+        "columns": contexts,
+        "rows": batches,
+        "cells": cells,
+        "chosen": [load.batch, load.context],
+        "about": _about(plan),
+    }
+
+
+def _around(value: int, least: int, most: int) -> list[int]:
+    """A value with three halves below and three doublings above."""
+    return sorted({min(max(round(value * 2.0**k), least), most) for k in range(-3, 4)})
+
+
+def machine_data(plan: Plan) -> dict[str, Any]:
+    """Estimated step for machines with another link and another matrix rate."""
+    scenario = scenario_of(plan)
+    own = scenario.hardware
+
+    def changed(link: float, flop: float) -> Scenario:
+        return dataclasses.replace(scenario, hardware=what_if(own, link=link, flop=flop))
+
+    cells = [
+        [_cell(lambda f=flop, n=link: changed(n, f)) for link in FACTORS]  # type: ignore[misc]
+        for flop in FACTORS
+    ]
+    return {
+        "columns": [f * own.h2d.copy.rate() for f in FACTORS],
+        "rows": [f * flop_per_s(own, scenario.model.weight_dtype) for f in FACTORS],
+        "cells": cells,
+        "chosen": None,
+        "about": _about(plan),
+    }
+
+
+def _about(plan: Plan) -> str:
+    return (
+        f"{wording.workload(plan)}; {wording.machine(plan)}; estimates: one schedule per cell, "
+        "tokens not rounded to blocks"
+    )
+
+
+def pipeline(plan: Plan) -> Figure:
+    """Draw the step over stages and queue depth.
+
+    Args:
+        plan: the plan; its axis is kept.
+
+    Returns:
+        A heat map of estimated steps; the plan's own stages and depth are framed.
+    """
+    data = pipeline_data(plan)
+    best = min(
+        (c["step_s"], s, d)
+        for d, row in zip(data["rows"], data["cells"], strict=True)
+        for s, c in zip(data["columns"], row, strict=True)
+        if c is not None
+    )
+    return _map(
+        data,
+        "step_s",
+        lambda c: format_seconds(c["step_s"]),
+        f"Stages and queue depth: {best[1]} stages, {best[2]} buffers, {format_seconds(best[0])} "
+        "at best",
+        ("stages", "queue depth (staging buffers)"),
+        "step latency",
+        fewer_is_better=True,
+    )
+
+
+def workload(plan: Plan) -> Figure:
+    """Draw throughput over context and batch.
+
+    Args:
+        plan: the plan; contexts and batches around its own are estimated.
+
+    Returns:
+        A heat map of estimated tokens per second; the plan's own workload is framed.
+    """
+    data = workload_data(plan)
+    return _map(
+        data,
+        "tokens_per_s",
+        lambda c: f"{style.plain(c['tokens_per_s'])}/s\n{format_seconds(c['step_s'])}",
+        "Tokens per second, and the step, over context and batch",
+        ("context (tokens per sequence)", "batch (sequences)"),
+        "throughput (tokens/s)",
+        fewer_is_better=False,
+    )
+
+
+def machine(plan: Plan) -> Figure:
+    """Draw the step over the rates of link and matrix units.
+
+    Args:
+        plan: the plan; machines from a quarter to four times its rates are estimated.
+
+    Returns:
+        A heat map of estimated steps with the recompute ratio in each cell; the middle is the
+        plan's machine.
+    """
+    data = machine_data(plan)
+    data["chosen"] = [data["rows"][2], data["columns"][2]]
+    return _map(
+        data,
+        "step_s",
+        lambda c: f"{format_seconds(c['step_s'])}\nrecompute {c['recompute_ratio']:.0%}",
+        "Which hardware would change the answer: step and recompute ratio",
+        ("link to the GPU (GB/s)", "matrix rate (TFLOP/s)"),
+        "step latency",
+        fewer_is_better=True,
+        scales=(1e-9, 1e-12),
+    )
+
+
+def _map(
+    data: dict[str, Any],
+    value: str,
+    text: Callable[[dict[str, Any]], str],
+    answer: str,
+    labels: tuple[str, str],
+    meaning: str,
+    *,
+    fewer_is_better: bool,
+    scales: tuple[float, float] = (1, 1),
+) -> Figure:
+    """A heat map with a text in each cell; dark is fast, what does not fit is crossed out."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.patches import Rectangle
+
+    cells: list[list[Cell]] = data["cells"]
+    known = [c[value] for row in cells for c in row if c is not None]
+    if not known:
+        raise InfeasibleError("hbm", "nothing on the map fits", "a larger --hbm or --dram")
+    factor, unit = style.unit_of(known) if value == "step_s" else (1.0, "")
+    size = (2.2 + 0.98 * len(data["columns"]), 1.9 + 0.52 * len(data["rows"]))
+    figure, (ax,) = style.canvas(size=size)
+    table = [[float("nan") if c is None else c[value] * factor for c in row] for row in cells]
+    low, high = min(known) * factor, max(known) * factor
+    if high < 1.02 * low:
+        low, high = low * 0.9, high * 1.1
+    with style.styled():
+        norm = LogNorm(low, high)
+        image = ax.imshow(
+            table,
+            cmap="cividis" if fewer_is_better else "cividis_r",
+            norm=norm,
+            aspect="auto",
+            origin="lower",
+        )
+        for y, row in enumerate(cells):
+            for x, cell in enumerate(row):
+                if cell is None:
+                    ax.add_patch(
+                        Rectangle(
+                            (x - 0.5, y - 0.5),
+                            1,
+                            1,
+                            facecolor="white",
+                            edgecolor=style.LIGHT,
+                            hatch="xx",
+                        )
+                    )
+                    continue
+                light = image.cmap(norm(cell[value] * factor))
+                bright = 0.3 * light[0] + 0.6 * light[1] + 0.1 * light[2] > 0.5
+                ax.text(
+                    x,
+                    y,
+                    text(cell),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="black" if bright else "white",
+                )
+        if data["chosen"] is not None:
+            y, x = data["rows"].index(data["chosen"][0]), data["columns"].index(data["chosen"][1])
+            ax.add_patch(
+                Rectangle(
+                    (x - 0.48, y - 0.46),
+                    0.96,
+                    0.92,
+                    fill=False,
+                    linewidth=2.2,
+                    edgecolor=style.VERMILION,
+                )
+            )
+        for axis, numbers, scale in (
+            (ax.xaxis, data["columns"], scales[0]),
+            (ax.yaxis, data["rows"], scales[1]),
+        ):
+            axis.set_ticks(range(len(numbers)), [_tick(n * scale) for n in numbers])
+        ax.set_xlabel(labels[0])
+        ax.set_ylabel(labels[1])
+        bar = figure.colorbar(image, ax=ax, pad=0.01)
+        bar.set_label(f"{meaning} ({unit})" if unit else meaning)
+        _plain_ticks(bar, low, high)
+        blank = any(c is None for row in cells for c in row)
+        style.titled(figure, answer, data["about"] + ("; crossed: does not fit" if blank else ""))
+    return figure
+
+
+def _plain_ticks(bar: Any, low: float, high: float) -> None:
+    """Ticks of a colour bar in plain numbers."""
+    ticks = _nice(low, high)
+    bar.set_ticks(ticks, labels=[f"{t:g}" for t in ticks])
+    bar.minorticks_off()
+
+
+def _nice(low: float, high: float) -> Sequence[float]:
+    """A few round numbers between two numbers.
+
+    >>> _nice(80, 1000)
+    [100.0, 200.0, 500.0, 1000.0]
+    """
+    import math
+
+    found = [
+        lead * 10.0**power
+        for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        for lead in (1, 2, 5)
+        if low <= lead * 10.0**power <= high
+    ]
+    if len(found) >= 2:
+        return found if len(found) <= 8 else found[::2]
+    return [float(f"{low + (high - low) * k / 4:.3g}") for k in range(5)]
+
+
+def _tick(number: float) -> str:
+    """A number on an axis.
+
+    >>> _tick(4096), _tick(131072), _tick(187.2), _tick(6)
+    ('4k', '128k', '187', '6')
+    """
+    if number >= 1024 and number % 1024 == 0:
+        return f"{number / 1024:.0f}k"
+    return style.plain(number)

@@ -1,0 +1,385 @@
+"""The step as a timeline: a lane per resource, and who holds which staging buffer when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import kvplan.pictures.style as style
+from kvplan.cli import wording
+from kvplan.errors import InputError
+from kvplan.evaluate import Evaluation
+from kvplan.plan import Plan
+from kvplan.planning import replay
+from kvplan.step import StepGraph
+from kvplan.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ORDER = ("gpu", "h2d", "d2h", "host", "disk", "cpu")
+"""Lanes from top to bottom."""
+
+PLAIN = {
+    "attend": style.DARK,
+    "attend_resident": style.PATHS["resident"][0],
+    "project": style.LIGHT,
+    "finish": style.LIGHT,
+    "head": style.GREY,
+    "launch": style.LIGHT,
+    "write_back": style.GREY,
+    "load_weights": style.GREY,
+}
+"""Colours of what no single path owns."""
+
+ZOOMED = 60
+"""Operations about which the lower panel shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One operation on its lane.
+
+    Args:
+        lane: resource, or ``buffer N``.
+        begin_s: start, seconds.
+        end_s: end, seconds.
+        operation: its word.
+        path: the path it serves; None where several or none.
+        layer: its layer.
+        stage: its stage; None outside the pipeline.
+    """
+
+    lane: str
+    begin_s: float
+    end_s: float
+    operation: str
+    path: str | None
+    layer: int
+    stage: int | None
+
+
+def spans_of(evaluation: Evaluation, begin_s: float, end_s: float) -> list[Span]:
+    """Operations and buffers in use between two times of the steady state.
+
+    Time 0 is when a step starts; what earlier steps left and what later ones begin is there too.
+    """
+    graph, simulation = evaluation.graph, evaluation.simulation
+    period_s = simulation.step_s / graph.cycles
+    latest_s = max(
+        (simulation.start_s[i] + d for i, d in enumerate(simulation.duration_s)), default=0.0
+    )
+    first = -int(latest_s // period_s) - 1 if period_s else 0
+    found = []
+    for cycle in range(first, int(end_s // period_s) + 1 if period_s else 1):
+        shift_s = cycle * period_s
+        for index, operation in enumerate(graph.operations):
+            start_s = shift_s + simulation.start_s[index]
+            stop_s = start_s + simulation.duration_s[index]
+            if operation.resource and stop_s > start_s and stop_s > begin_s and start_s < end_s:
+                found.append(
+                    Span(
+                        operation.resource,
+                        start_s,
+                        stop_s,
+                        operation.operation,
+                        operation.path,
+                        operation.layer,
+                        operation.stage,
+                    )
+                )
+        found += _held(evaluation, cycle, shift_s, begin_s, end_s)
+    return sorted(found, key=lambda s: (s.lane, s.begin_s))
+
+
+def _held(
+    evaluation: Evaluation, cycle: int, shift_s: float, begin_s: float, end_s: float
+) -> list[Span]:
+    """Who holds each staging buffer in one cycle."""
+    simulation, depth = evaluation.simulation, evaluation.schedule.queue_depth
+    tenants = tenancies(evaluation.graph)
+    found = []
+    for number, (enters, leaves) in enumerate(tenants):
+        slot = (cycle * len(tenants) + number) % depth + 1
+        start_s = shift_s + min(simulation.start_s[i] for i in enters)
+        stop_s = shift_s + max(simulation.start_s[i] + simulation.duration_s[i] for i in leaves)
+        if stop_s > begin_s and start_s < end_s:
+            operation = evaluation.graph.operations[leaves[0]]
+            found.append(
+                Span(
+                    f"buffer {slot}",
+                    start_s,
+                    stop_s,
+                    "hold",
+                    None,
+                    operation.layer,
+                    operation.stage,
+                )
+            )
+    return found
+
+
+def tenancies(graph: StepGraph) -> list[tuple[list[int], list[int]]]:
+    """For each tenant of the staging buffers in turn: operations that fill it, and that leave it.
+
+    Attention leaves a buffer; what runs for its tokens before, disk reads aside, has filled it.
+    """
+    staging = next((b.tenants for b in graph.buffers if b.tiers == ("hbm",)), [])
+    found: list[tuple[list[int], list[int]]] = [([], []) for _ in staging]
+    fills: list[int] = []
+    at = -1
+    for index, operation in enumerate(graph.operations):
+        if operation.stage is None or operation.resource in ("disk", "cpu", "d2h"):
+            continue
+        if operation.operation != "attend":
+            fills.append(index)
+            continue
+        same = at >= 0 and graph.schedule.axis == "layer"
+        if not (same and set(operation.variables) <= staging[at].keys()):
+            at += 1
+        found[at][0].extend(fills)
+        found[at][1].append(index)
+        fills = []
+    return [(enters, leaves) for enters, leaves in found if enters]
+
+
+def measured_spans(
+    trace: Mapping[str, Any], resources: Mapping[str, str] | None = None
+) -> list[Span]:
+    """The measured half of a trace that ``kvplan validate --trace`` wrote; empty if it has none.
+
+    Args:
+        trace: the document.
+        resources: operation to its resource, for events whose lane has no name.
+    """
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in trace.get("traceEvents", ())
+        if event.get("name") == "process_name"
+    }
+    lanes = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace.get("traceEvents", ())
+        if event.get("name") == "thread_name"
+    }
+    found = []
+    for event in trace.get("traceEvents", ()):
+        if event.get("ph") != "X" or names.get(event.get("pid")) != "measured":
+            continue
+        given, begin_s = event.get("args", {}), event["ts"] / 1e6
+        own = (resources or {}).get(event["name"], "gpu")
+        lane = lanes.get((event["pid"], event["tid"]), own)
+        found.append(
+            Span(
+                lane,
+                begin_s,
+                begin_s + event["dur"] / 1e6,
+                event["name"],
+                given.get("path"),
+                given.get("layer", 0),
+                given.get("stage"),
+            )
+        )
+    first_s = min((s.begin_s for s in found), default=0.0)
+    return [
+        Span(s.lane, s.begin_s - first_s, s.end_s - first_s, s.operation, s.path, s.layer, s.stage)
+        for s in found
+    ]
+
+
+def window(spans: Sequence[Span]) -> tuple[float, float]:
+    """A stretch in the middle of a step that holds about as many operations as can be read."""
+    begins = {s.layer: s.begin_s for s in spans if s.operation == "project" and s.begin_s >= 0}
+    ordered = sorted(begins)
+    if len(ordered) < 3:
+        ends = [s.end_s for s in spans]
+        return 0.0, max(ends, default=1.0)
+    per_layer = sum(1 for s in spans if not s.lane.startswith("buffer")) / len(ordered)
+    count = max(1, min(round(ZOOMED / per_layer), len(ordered) - 1))
+    first = (len(ordered) - count) // 2
+    return begins[ordered[first]], begins[ordered[first + count]]
+
+
+def timeline_data(plan: Plan, measured: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Spans of one predicted step, and of a measured one where a trace is given."""
+    from dataclasses import asdict
+
+    _, evaluation = replay(plan)
+    found = {
+        "step_s": evaluation.step_s,
+        "bottleneck": evaluation.simulation.bottleneck,
+        "predicted": [asdict(s) for s in spans_of(evaluation, 0.0, evaluation.step_s)],
+    }
+    if measured is not None:
+        found["measured"] = [asdict(s) for s in _required(measured, evaluation)]
+    return found
+
+
+def _required(measured: Mapping[str, Any], evaluation: Evaluation) -> list[Span]:
+    resources = {o.operation: o.resource for o in evaluation.graph.operations if o.resource}
+    real = measured_spans(measured, resources)
+    if not real:
+        raise InputError(
+            "--measured",
+            "a trace without a measured step",
+            "a trace that `kvplan validate PLAN --trace FILE` wrote",
+        )
+    return real
+
+
+def timeline(plan: Plan, measured: Mapping[str, Any] | None = None) -> Figure:
+    """Draw a plan's step: predicted, and measured under it where a trace is given.
+
+    Args:
+        plan: the plan.
+        measured: a trace that ``kvplan validate PLAN --trace FILE`` wrote, as a document.
+
+    Returns:
+        The whole step above, a few layers in its middle below, staging buffers included.
+
+    Raises:
+        InputError: the plan contradicts itself, or the trace holds no measured step.
+    """
+    _, evaluation = replay(plan)
+    step_s = evaluation.step_s
+    spans = spans_of(evaluation, 0.0, step_s)
+    real = [] if measured is None else _required(measured, evaluation)
+    zoom = window(spans)
+    layers = f"{_layers_in(spans, zoom)} (labels: layer.stage)"
+    whole = (0.0, max([step_s, *(s.end_s for s in real)]))
+    panels = [("predicted, whole step", _resources(spans), whole, False)]
+    if real:
+        panels.append(("measured, whole step", real, whole, False))
+    panels.append((f"predicted, {layers}", spans, zoom, True))
+    if real:
+        panels.append((f"measured, {layers}", real, window(real), True))
+    return _draw(plan, evaluation, panels)
+
+
+def _resources(spans: Sequence[Span]) -> list[Span]:
+    return [s for s in spans if not s.lane.startswith("buffer")]
+
+
+def _layers_in(spans: Sequence[Span], zoom: tuple[float, float]) -> str:
+    inside = sorted(
+        {s.layer for s in spans if s.operation == "project" and zoom[0] <= s.begin_s < zoom[1]}
+    )
+    if not inside:
+        return "whole step"
+    return f"layer {inside[0]}" if len(inside) == 1 else f"layers {inside[0]}–{inside[-1]}"
+
+
+def _draw(
+    plan: Plan,
+    evaluation: Evaluation,
+    panels: Sequence[tuple[str, list[Span], tuple[float, float], bool]],
+) -> Figure:
+    heights = [0.36 * len(_lanes(p[1])) + 0.75 for p in panels]
+    figure, axes = style.canvas(len(panels), size=(9.0, sum(heights) + 1.1), height_ratios=heights)
+    factor, unit = style.unit_of([evaluation.step_s])
+    with style.styled():
+        for ax, (title, spans, (begin_s, end_s), named) in zip(axes, panels, strict=True):
+            _panel(ax, spans, begin_s, end_s, factor, named)
+            ax.set_title(title)
+            ax.set_xlabel(f"time since the step started ({unit})")
+        handles = _legend(p for panel in panels for p in panel[1])
+        style.legend_above(axes[0], handles)
+        predicted = evaluation.simulation
+        style.titled(
+            figure,
+            f"One decode step: {format_seconds(evaluation.step_s)}, limited by "
+            f"{predicted.bottleneck}",
+            f"{wording.workload(plan)}; {wording.machine(plan)}; {wording.pipeline(plan)}",
+        )
+    return figure
+
+
+def _lanes(spans: Sequence[Span]) -> list[str]:
+    def rank(lane: str) -> tuple[int, str]:
+        return (ORDER.index(lane) if lane in ORDER else len(ORDER), lane)
+
+    return sorted({s.lane for s in spans}, key=rank)
+
+
+def _panel(
+    ax: Axes, spans: Sequence[Span], begin_s: float, end_s: float, factor: float, named: bool
+) -> None:
+    """One set of lanes between two times."""
+    lanes = _lanes(spans)
+    groups: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+    for span in spans:
+        left_s, right_s = max(span.begin_s, begin_s), min(span.end_s, end_s)
+        if right_s <= left_s:
+            continue
+        colour, hatch = _look(span)
+        bar = (left_s * factor, (right_s - left_s) * factor)
+        groups.setdefault((lanes.index(span.lane), colour, hatch), []).append(bar)
+        wide = (right_s - left_s) / (end_s - begin_s)
+        if named and wide > 0.012:
+            ax.text(
+                bar[0] + bar[1] / 2,
+                lanes.index(span.lane),
+                _label(span, wide),
+                ha="center",
+                va="center",
+                fontsize=6,
+                color=_ink(colour),
+                clip_on=True,
+                bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.6} if hatch else None,
+            )
+    for (row, colour, hatch), bars in groups.items():
+        ax.broken_barh(
+            bars,
+            (row - 0.4, 0.8),
+            facecolors=colour,
+            linewidth=0.5,
+            edgecolor="white" if hatch and named else colour,
+            hatch=hatch if named else None,
+        )
+    ax.set_xlim(begin_s * factor, end_s * factor)
+    ax.set_ylim(len(lanes) - 0.4, -0.6)
+    ax.set_yticks(range(len(lanes)), lanes)
+    ax.tick_params(axis="y", length=0)
+
+
+def _look(span: Span) -> tuple[str, str]:
+    if span.lane.startswith("buffer"):
+        shades = ("#C9C9C9", "#E4E4E4")
+        return shades[((span.stage or 0) + span.layer) % 2], ""
+    if span.operation in PLAIN:
+        return PLAIN[span.operation], ""
+    return style.path_style(span.path) if span.path else (style.GREY, "")
+
+
+def _label(span: Span, wide: float) -> str:
+    place = f"{span.layer}" if span.stage is None else f"{span.layer}.{span.stage}"
+    if span.operation in ("project", "finish", "head") and wide < 0.05:
+        return span.operation[0].upper()
+    if span.operation == "hold" or wide < 0.06:
+        return place
+    return f"{span.operation} {place}"
+
+
+def _ink(colour: str) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 130 else "white"
+
+
+def _legend(spans: Any) -> list[Any]:
+    from matplotlib.patches import Patch
+
+    seen = {
+        s.operation if s.operation in PLAIN else s.path
+        for s in spans
+        if not s.lane.startswith("buffer")
+    }
+    handles = style.key([p for p in style.PATHS if p in seen])
+    groups: dict[str, list[str]] = {}
+    for name, colour in PLAIN.items():
+        if name in seen:
+            groups.setdefault(colour, []).append(name)
+    return handles + [
+        Patch(facecolor=colour, label=", ".join(names)) for colour, names in groups.items()
+    ]
