@@ -2,4 +2,5 @@
 
 from kvplan.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # processes of a pool import this module too
+    raise SystemExit(main())

@@ -48,6 +48,17 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
     return InfeasibleError(tier, heavy_weights(scenario) or reason, change)
 
 
+def shortage(scenario: Scenario) -> InfeasibleError:
+    """Which budget binds and by how much; no change is searched for, so it is quick."""
+    short = least_shortfall(scenario)
+    tier = max(sorted(short), key=lambda t: short[t])
+    missing, have = format_bytes(max(short[tier], 1.0)), format_bytes(scenario.capacity[tier])
+    reason = f"{missing} short of a budget of {have}"
+    return InfeasibleError(
+        tier, heavy_weights(scenario) or reason, "`kvplan solve` says what would make it fit"
+    )
+
+
 def may_stream(scenario: Scenario) -> bool:
     """Whether weights may leave HBM."""
     return scenario.options.weights != "resident"
