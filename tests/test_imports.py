@@ -20,15 +20,15 @@ LEVELS = [
     {"errors", "units", "datafiles", "dtypes", "names", "curve", "peak", "regret"},
     {"model", "hardware", "hardware_parts", "workload", "schedule", "objective"},
     {"hardware_table", "hardware_file", "hardware_library", "hf_config", "model_library"},
-    {"cost", "kvpr", "highs", "flexgen", "flexgen_policy"},
+    {"cost", "flop", "kvpr", "highs", "flexgen", "flexgen_policy"},
     {"paths"},
     {"graph", "step"},
     {"program", "program_pulp", "fluid", "simulate", "allocation"},
     {"scenario", "evaluate", "certificate"},
-    {"candidates", "fitting", "polish", "resident", "infeasible", "solve"},
+    {"candidates", "fitting", "polish", "resident", "infeasible", "solve", "estimate"},
     {"throughput", "moves", "generation"},
     {"baselines"},
-    {"plan", "plan_file", "document", "planning"},
+    {"plan", "plan_file", "document", "planning", "validation_file"},
 ]
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 TOP = len(LEVELS)

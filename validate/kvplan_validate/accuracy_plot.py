@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.plan_file import write_text
-from kvplan_validate.accuracy import group_of
+from kvplan.validation_file import group_of
 
 BANDS = (0.02, 0.06, 0.12)
 """Relative errors drawn as bands: the aims for the median, the 95th percentile and the worst."""

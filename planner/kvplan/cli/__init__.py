@@ -15,7 +15,21 @@ from typing import Annotated
 import typer
 
 import kvplan
-from kvplan.cli import compare, export, gpus, models, plugins, schema, segments, simulate, solve
+from kvplan.cli import (
+    analyze,
+    compare,
+    export,
+    gpus,
+    models,
+    plot,
+    plugins,
+    report,
+    schema,
+    segments,
+    simulate,
+    solve,
+    sweep,
+)
 from kvplan.cli.manual import SectionedCommand
 from kvplan.cli.output import say
 from kvplan.errors import KvplanError
@@ -43,6 +57,10 @@ for _name, _command, _epilog in (
     ("compare", compare.compare, compare.EPILOG),
     ("simulate", simulate.simulate, simulate.EPILOG),
     ("segments", segments.segments, segments.EPILOG),
+    ("sweep", sweep.sweep, sweep.EPILOG),
+    ("plot", plot.plot, plot.EPILOG),
+    ("report", report.report, report.EPILOG),
+    ("analyze", analyze.analyze, analyze.EPILOG),
     ("models", models.models, models.EPILOG),
     ("gpus", gpus.gpus, gpus.EPILOG),
     ("export", export.export, export.EPILOG),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -14,9 +14,11 @@ from kvplan.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvplan.analyze import Analysis
     from kvplan.baselines import Rung
     from kvplan.evaluate import Evaluation
     from kvplan.plan import GenerationPlan, Plan
+    from kvplan.profiler_trace import Profile
     from kvplan.scenario import Scenario
 
 
@@ -206,4 +208,80 @@ def show_replay(
             ("limit", wording.busy(step_s, simulation.busy_s, simulation.bottleneck))]  # fmt: skip
     rows += [("memory", line) for line in
              wording.memory(evaluation.memory_bytes, scenario.capacity)]  # fmt: skip
+    console.print(_facts(rows))
+
+
+def show_rows(console: Console, rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> None:
+    """Print rows of a sweep: what varies, and the answer.
+
+    Args:
+        console: where to.
+        rows: the rows.
+        varied: columns that tell them apart.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in varied:
+        table.add_column(wording.column_title(name), overflow="fold")
+    for title in ("step", "tokens/s", "gap", "limit"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("paths", overflow="fold")
+    for row in rows:
+        asked = [Text(wording.column_value(name, row[name])) for name in varied]
+        if row["status"] != "ok":
+            short = str(row["reason"]).partition(";")[0]
+            table.add_row(*asked, "", "", "", "", Text(short, style="dim"))
+            continue
+        gap = "" if row["gap"] is None else f"{100 * row['gap']:.1f} %"
+        shares = {name.removeprefix("share_"): row[name] for name in row
+                  if name.startswith("share_") and row[name]}  # fmt: skip
+        table.add_row(*asked, format_seconds(row["step_s"]), f"{row['tokens_per_s']:.4g}", gap,
+                      row["bottleneck"], Text(wording.mix(shares)))  # fmt: skip
+    console.print(table)
+    if any(row["level"] == "estimate" for row in rows):
+        console.print(Text("\nestimates: one schedule each, tokens not rounded to blocks; "
+                           "`kvplan solve` makes plans", style="dim"))  # fmt: skip
+
+
+def show_analysis(console: Console, profile: Profile, found: Analysis) -> None:
+    """Print what a profiler trace says about the link.
+
+    Args:
+        console: where to.
+        profile: the trace.
+        found: its analysis.
+    """
+    console.print(Text(f"{found.answer}.", style="bold green"))
+    console.print()
+    steps = ""
+    if found.steps:
+        per_step = format_seconds(found.window_s / found.steps)
+        steps = f", {found.steps} step{'s' * (found.steps > 1)} of {per_step}"
+    card = f"{profile.card}, " if profile.card else ""
+    window = found.window_s
+    shares = [f"{kind} {wording.percent(s / window)}" for kind, s in found.busy_s.items()]
+    idle = f"; nothing {wording.percent(found.idle_s / window)}"
+    rows = [("trace", f"{card}{format_seconds(window)}{steps}"), ("busy", ", ".join(shares) + idle)]
+    if found.hidden_share is not None:
+        rows.append(
+            (
+                "hidden",
+                f"{wording.percent(found.hidden_share)} of the copies' time is "
+                f"beside work of the GPU; {format_seconds(found.exposed_s)} is not",
+            )
+        )
+        rows.append(("overlap", f"perfect, it would take {format_seconds(found.best_s)}"))
+    rows += [
+        (name, wording.copies(copies))
+        for name, copies in (("h2d", found.h2d), ("d2h", found.d2h))
+        if copies.count
+    ]
+    for number, advice in enumerate(found.advice, start=1):
+        most = (
+            ""
+            if advice.saves_s is None
+            else (f" (saves at most {wording.percent(advice.saves_s / window)})")
+        )
+        rows.append(("change", f"{number}. {advice.what}{most}"))
+    if not found.advice:
+        rows.append(("change", "nothing that this trace shows would save 2 % or more"))
     console.print(_facts(rows))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvplan.plan import GenerationPlan, LayerDecision, Plan
 from kvplan.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from kvplan.analyze import Copies
 
 _VERBS = {
     "resident": "keep {} in HBM", "fetch": "fetch {}", "recompute": "recompute {}",
@@ -258,3 +262,43 @@ def recompute_note(plan: Plan) -> str | None:
     low, high = min(ratios), max(ratios)
     ratio = f"{low:.1f}x" if low == high else f"{low:.1f}x to {high:.1f}x"
     return f"activations are {ratio} the KV they rebuild: recompute from host memory cannot help"
+
+
+def column_title(name: str) -> str:
+    """Heading of a column of a sweep.
+
+    >>> column_title("hbm_bytes"), column_title("queue_depth")
+    ('hbm', 'queue depth')
+    """
+    for ending in ("_bytes_per_s", "_bytes", "_per_s"):
+        name = name.removesuffix(ending)
+    return name.replace("_", " ")
+
+
+def column_value(name: str, value: Any) -> str:
+    """A cell of a sweep in readable units.
+
+    >>> column_value("hbm_bytes", 2**30), column_value("batch", 4), column_value("allow", None)
+    ('1.0 GiB', '4', 'none')
+    """
+    if value is None:
+        return "none"
+    if name.endswith("_bytes_per_s"):
+        return format_rate(value)
+    if name.endswith("flop_per_s"):
+        return f"{value / 1e12:.4g} TFLOP/s"
+    return format_bytes(value) if name.endswith("_bytes") else str(value)
+
+
+def copies(found: Copies) -> str:
+    """Copies of one direction."""
+    parts = [f"{found.count} cop{'y' if found.count == 1 else 'ies'}"]
+    if found.size_bytes is not None:
+        parts.append(format_bytes(found.size_bytes))
+    if found.bytes_per_s is not None:
+        parts.append(format_rate(found.bytes_per_s))
+    if found.median_bytes is not None and found.count > 1:
+        parts.append(f"median size {format_bytes(found.median_bytes)}")
+    if found.pageable_share:
+        parts.append(f"{percent(found.pageable_share)} from pageable memory")
+    return ", ".join(parts)
