@@ -435,5 +435,24 @@ def test_an_export(
     assert list(tmp_path.iterdir()) == []
 
 
+TO: list[tuple[tuple[str, ...], str]] = [
+    (("transformers", "--tp", "2"), "--tp: 2 is not accepted: 1"),
+    (("flexgen", "--tp", "4"), "--tp: 4 is not accepted: 1"),
+    (("llamacpp",), "never sends K and V back to the GPU"),
+    (("sglang", "--pool", "10MB"), "SGLang counts whole GB"),
+    (("sglang", "--pool", "1KiB"), "one chunk of 64 tokens"),
+    (("trtllm", "--pool", "0"), "--pool: 0 is not accepted: at least "),
+    (("dynamo", "--pool", "1GiB"), "only hold copies of what is in HBM"),
+    (("mooncake", "--pool", "1.5"), "one chunk of 16 tokens"),
+    (("lmcache", "--tp", "7"), "--tp: 7 is not accepted"),
+    (("kvpr", "-o", "/nonexistent/kvpr.sh"), "-o: "),
+]
+
+
+@pytest.mark.parametrize(("argv", "says"), TO, ids=lambda v: " ".join(v)[:40])
+def test_a_runtime(argv: tuple[str, ...], says: str) -> None:
+    refused(run("export", "-", "--to", *argv, stdin=plan_text().encode()), 2, says)
+
+
 def test_the_tables_are_long_enough() -> None:
     assert len(OPTIONS + USAGE + BUDGETS + MODELS + PROFILES + PLANS) >= 45

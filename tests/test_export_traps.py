@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,22 @@ from cli_runner import Result, run
 from exported import demand, plan, text
 
 from kvplan.errors import InfeasibleError, InputError
-from kvplan.export import lmcache, vllm
+from kvplan.export import (
+    dynamo,
+    flexgen,
+    kvpr,
+    lmcache,
+    mooncake,
+    sglang,
+    transformers,
+    trtllm,
+    vllm,
+)
 from kvplan.export.demand import demand_of
 from kvplan.export.deployment import COMFORT_BYTES, Deployment, check_host, host_budget
 from kvplan.export.here import measure
+from kvplan.export.registry import REGISTRY
+from kvplan.plan import Range
 from kvplan.plan_file import encode
 from kvplan.units import GB, GIB
 
@@ -141,20 +154,27 @@ def test_this_machine_is_measured(tmp_path: Path) -> None:
 # -- one memory -----------------------------------------------------------------------------------
 
 
-def on(title: str) -> bytes:
-    """The plan of a machine with another title."""
-    inputs = plan("fetch").inputs
+def on(title: str, kind: str) -> bytes:
+    """A plan of a machine with another title."""
+    inputs = plan(kind).inputs
     hardware = msgspec.structs.replace(inputs.hardware, title=title)
     inputs = msgspec.structs.replace(inputs, hardware=hardware)
-    return encode(msgspec.structs.replace(plan("fetch"), inputs=inputs)).encode()
+    return encode(msgspec.structs.replace(plan(kind), inputs=inputs)).encode()
 
 
-@pytest.mark.parametrize("runtime", ["vllm", "lmcache"])
+def test_one_memory_takes_plans_that_offload_nothing() -> None:
+    for runtime in ("trtllm", "transformers", "flexgen", "llamacpp"):
+        result = run("export", "-", "--to", runtime, stdin=on("NVIDIA GB10", "resident"))
+        assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("runtime", sorted(REGISTRY))
 def test_one_memory_is_no_host_tier(runtime: str) -> None:
     """Source: hao-ai-lab/FastVideo#1710, vllm-project/vllm#57555."""
+    kind = "host" if runtime == "llamacpp" else "fetch"
     for result in (
-        run("export", "-", "--to", runtime, stdin=on("NVIDIA GB10, 121 GB unified")),
-        export("--to", runtime, "--unified-memory", kind="fetch"),
+        run("export", "-", "--to", runtime, stdin=on("NVIDIA GB10, 121 GB unified", kind)),
+        export("--to", runtime, "--unified-memory", kind=kind),
     ):
         assert result.code == 3
         assert "a host tier holds 0 B" in result.err
@@ -164,11 +184,147 @@ def test_one_memory_is_no_host_tier(runtime: str) -> None:
 # -- pools that hold nothing ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runtime", ["vllm", "lmcache"])
-def test_a_pool_below_one_chunk_is_refused(runtime: str) -> None:
-    result = export("--to", runtime, "--pool", "1MiB")
+@pytest.mark.parametrize(
+    ("runtime", "tokens"),
+    [("vllm", 64), ("lmcache", 64), ("sglang", 64), ("trtllm", 64), ("dynamo", 16),
+     ("mooncake", 16)],
+)  # fmt: skip
+def test_a_pool_below_one_chunk_is_refused(runtime: str, tokens: int) -> None:
+    result = export("--to", runtime, "--pool", "100KiB")
     assert result.code == 2
-    assert "one chunk of 64 tokens over all layers" in result.err
+    assert f"one chunk of {tokens} tokens over all layers" in result.err
+
+
+def test_less_than_a_gigabyte_per_rank_is_not_zero() -> None:
+    """SGLang takes 0 as a ratio of 2 of its HBM pool."""
+    refused = export("--to", "sglang", "--pool", "1.5GB", "--tp", "2")
+    assert refused.code == 2
+    assert "SGLang counts whole GB and takes 0 as twice its HBM pool" in refused.err
+    assert "--hicache-size 1 " in export("--to", "sglang", "--pool", "2.5GB", "--tp", "2").out
+
+
+def test_sglang_keeps_ten_gib_back() -> None:
+    """Source: sgl-project/sglang#8102: 40 GB are refused with 44.87 free."""
+    asked = ("--to", "sglang", "--pool", "40GB", "--host")
+    refused = export(*asked, "44.87GB", "--reserve", "10GB")
+    assert refused.code == 3
+    assert "less a reserve of 9.3 GiB (10.0 GB), leaves 32.5 GiB (34.9 GB)" in refused.err
+    own = export(*asked, "44.87GB")
+    assert "less a reserve of 10.0 GiB" in own.err
+    assert export(*asked, "60GB").code == 0
+
+
+def test_sglang_writes_back_where_writing_through_would_lose() -> None:
+    """Source: sgl-project/sglang#39444."""
+    assert "write_back" in export("--to", "sglang").out
+    whole = export("--to", "sglang", "--pool", "all", "--host", "1TB")
+    assert "write_through" in whole.out.split("mapped to")[0]
+
+
+def test_a_pool_below_hbm_is_useless_to_kvbm() -> None:
+    refused = export("--to", "dynamo")
+    assert refused.code == 2
+    assert "only hold copies of what is in HBM" in refused.err
+    assert export("--to", "dynamo", "--pool", "all").code == 0
+
+
+def test_nothing_to_offload_is_said_to_trtllm() -> None:
+    """Unset, each rank would take a host tier as large as its HBM pool."""
+    result = export("--to", "trtllm", "--json", kind="resident")
+    assert '"host_cache_size": 0' in json.loads(result.out)["text"]
+
+
+# -- placements -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("percents", ["60 60 50 50 100 0", "100 0 -10 110 100 0", "100 0 50 50"])
+def test_percentages_that_are_no_placement_are_refused(percents: str) -> None:
+    """FlexGen takes all of these."""
+    given = f'exec {flexgen.PROGRAM} --percent {percents} "$@"\n'
+    with pytest.raises(InputError, match=r"--percent|flexgen (weights|cache)"):
+        flexgen.parse(given)
+
+
+def test_flexgen_never_puts_more_into_hbm_than_the_plan() -> None:
+    for kind in ("fetch", "recompute", "packed", "host", "disk"):
+        made = flexgen.export(
+            demand(kind), Deployment(disk_path="/kv", host_bytes=64 * GIB), "flexgen.sh"
+        )
+        back = flexgen.read_back(made.text, demand(kind), Deployment())
+        assert back.hbm_bytes is not None
+        assert back.hbm_bytes <= demand(kind).place_bytes["hbm"]
+
+
+def test_flexgen_does_not_check_positions() -> None:
+    inputs = plan("fetch").inputs
+    model = msgspec.structs.replace(inputs.model, max_positions=2047)
+    short = msgspec.structs.replace(inputs, model=model)
+    longer = demand_of(msgspec.structs.replace(plan("fetch"), inputs=short))
+    for module in (flexgen, kvpr):
+        with pytest.raises(InputError, match="at most 2047 tokens"):
+            module.export(longer, Deployment(), "x.sh")
+
+
+def recomputed(tokens: list[int]) -> Any:
+    """The recompute plan with other lengths, layer by layer; the rest is fetched."""
+    whole = plan("recompute")
+    layers = []
+    for layer, length in zip(whole.decision.layers, tokens, strict=True):
+        parts = [("recompute", 0, length), ("fetch", length, 2048)]
+        layers.append(
+            msgspec.structs.replace(
+                layer,
+                tokens={path: end - begin for path, begin, end in parts if end > begin},
+                ranges=[Range(begin=b, end=e, path=p, stage=0) for p, b, e in parts if e > b],
+            )
+        )
+    decision = msgspec.structs.replace(whole.decision, layers=layers)
+    return demand_of(msgspec.structs.replace(whole, decision=decision))
+
+
+def test_kvpr_has_one_length_for_all_layers() -> None:
+    deployment = Deployment(host_bytes=64 * GIB)
+    same = recomputed([640] * 12)
+    assert "--recompute-len 640" in kvpr.export(same, deployment, "kvpr.sh").text
+    near = recomputed([640] * 6 + [704] * 6)
+    assert "--recompute-len 672" in kvpr.export(near, deployment, "kvpr.sh").text
+    with pytest.raises(InputError, match="640 to 1280 recomputed tokens"):
+        kvpr.export(recomputed([640] * 6 + [1280] * 6), deployment, "kvpr.sh")
+    assert "--kv-partial" not in kvpr.export(same, deployment, "kvpr.sh").text
+
+
+def test_pinned_blocks_are_powers_of_two() -> None:
+    """opt-125m: 12 layers, K and V of 64 x 2048 tokens of 768 x 2 bytes: 192 MiB take 256."""
+    assert transformers.pinned_bytes(demand("fetch")) == 12 * 2 * 256 * 2**20
+    asked = ("--to", "transformers", "--host")
+    refused = export(*asked, "5GiB", kind="fetch")  # 4.5 GiB of K and V
+    assert refused.code == 3
+    assert "the pool takes 6.0 GiB" in refused.err
+    assert "a smaller batch or fewer tokens" in refused.err
+    assert "pin 6.0 GiB" in export(*asked, "7GiB", kind="fetch").err
+
+
+def test_whole_layers_must_fit_twice() -> None:
+    found = demand("fetch")
+    weights = found.plan.prediction.capacity_bytes["hbm"] - found.hbm_kv_bytes(1)
+    capacity = {**found.plan.prediction.capacity_bytes, "hbm": weights + GIB}
+    prediction = msgspec.structs.replace(found.plan.prediction, capacity_bytes=capacity)
+    tight = demand_of(msgspec.structs.replace(found.plan, prediction=prediction))
+    with pytest.raises(InfeasibleError, match="two layers of the cache"):
+        transformers.export(tight, Deployment(host_bytes=64 * GIB), "generation_config.json")
+
+
+def test_caches_in_the_models_format_take_no_other() -> None:
+    inputs = plan("fetch").inputs
+    workload = msgspec.structs.replace(inputs.workload, kv_dtype="fp8")
+    narrow = demand_of(
+        msgspec.structs.replace(
+            plan("fetch"), inputs=msgspec.structs.replace(inputs, workload=workload)
+        )
+    )
+    for module in (transformers, flexgen, kvpr):
+        with pytest.raises(InputError, match="kv_dtype: 'fp8'"):
+            module.export(narrow, Deployment(), "x")
 
 
 def test_shm_is_checked() -> None:
@@ -201,7 +357,7 @@ def test_formats_that_a_runtime_has_not_are_refused() -> None:
     wide = msgspec.structs.replace(
         plan("fetch"), inputs=msgspec.structs.replace(inputs, workload=workload)
     )
-    for module in (vllm, lmcache):
+    for module in (vllm, lmcache, sglang, trtllm, dynamo, mooncake):
         with pytest.raises(InputError, match="fp32"):
             module.export(demand_of(wide), Deployment(), "x.yaml")
 
@@ -241,3 +397,33 @@ def test_the_same_number_is_another_size_in_each_runtime() -> None:
         )
         back = vllm.read_back(config, found, Deployment(ranks=ranks))
         assert back.host_bytes / found.token_bytes == 81_920
+    for ranks, gpu, tokens in ((1, 1, 76_352), (2, 2, 152_640)):
+        config = f'exec {sglang.PROGRAM} --hicache-size 10 --page-size 64 "$@"\n'
+        back = sglang.read_back(config, found, Deployment(ranks=ranks))
+        assert back.host_bytes / found.token_bytes == tokens
+        config = 'kv_cache_config: {"host_cache_size": 10000000000, "tokens_per_block": 32}\n'
+        back = trtllm.read_back(config, found, Deployment(ranks=ranks))
+        assert back.host_bytes / found.token_bytes == gpu * 76_288
+        config = f'export DYN_KVBM_CPU_CACHE_GB=10\nexec {dynamo.PROGRAM} "$@"\n'
+        back = dynamo.read_back(config, found, Deployment(ranks=ranks))
+        assert back.host_bytes / found.token_bytes == 76_288
+
+
+@pytest.mark.parametrize("runtime", sorted(REGISTRY))
+def test_names_are_quoted_in_command_lines(runtime: str) -> None:
+    """A plan is somebody's file: what it calls its model is a word, never a command."""
+    kind = "host" if runtime == "llamacpp" else "fetch"
+    name = "opt; touch gone $(id)"
+    inputs = plan(kind).inputs
+    model = msgspec.structs.replace(inputs.model, name=name)
+    inputs = msgspec.structs.replace(inputs, model=model)
+    strange = demand_of(msgspec.structs.replace(plan(kind), inputs=inputs))
+    where = Deployment(host_bytes=2**40, pool="all" if runtime == "dynamo" else "plan")
+    exporter = REGISTRY[runtime]
+    made = exporter.export(strange, where, exporter.file)
+    lines = [made.command, *(line for _, line in made.others)]
+    if exporter.file.endswith(".sh"):
+        lines.append(made.text)
+    for line in lines:
+        for at in (m.start() for m in re.finditer(re.escape("; touch"), line)):
+            assert line[:at].count("'") % 2 == 1, line

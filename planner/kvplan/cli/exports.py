@@ -36,7 +36,7 @@ def show_export(console: Console, exporter: Exporter, made: Export, path: str | 
             _line(console, line)
     else:
         console.print(Text(f"\nWritten to {path}, notes to {path}.notes.txt"))
-    console.print(Text(f"\nmapped to {exporter.title} {exporter.version}", style="bold"))
+    console.print(Text(f"\nmapped to {exporter.title}, version {exporter.version}", style="bold"))
     rows = [(m.option, _value(m.value), m.meaning) for m in made.mapped]
     console.print(_table(rows))
     console.print(Text("\nnot expressed", style="bold"))
@@ -69,7 +69,7 @@ def _value(value: object) -> str:
 def notes(plan: Plan, exporter: Exporter, made: Export) -> str:
     """The text beside the file."""
     lines = [
-        f"kvplan export to {exporter.title} {exporter.version}",
+        f"kvplan export to {exporter.title}, version {exporter.version}",
         f"plan: {wording.workload(plan)} on {wording.machine(plan)}",
         f"predicted for the plan itself: {format_seconds(plan.prediction.step_s)} per step",
         "", "Use:", f"  {made.command}",

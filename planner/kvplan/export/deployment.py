@@ -140,8 +140,9 @@ def refuse_one_pool(demand: CacheDemand, deployment: Deployment) -> None:
 
 
 def check_host(
-    demand: CacheDemand, deployment: Deployment, rank_bytes: float, reserve_bytes: int = 0
-) -> list[str]:
+    demand: CacheDemand, deployment: Deployment, rank_bytes: float, reserve_bytes: int = 0,
+    change: str | None = None,
+) -> list[str]:  # fmt: skip
     """Check that the pools of all ranks and replicas fit the host together.
 
     Args:
@@ -149,6 +150,7 @@ def check_host(
         deployment: the host.
         rank_bytes: what each rank allocates in host memory.
         reserve_bytes: what this runtime keeps back itself.
+        change: what would make it fit; None for a smaller pool.
 
     Returns:
         Warnings.
@@ -168,7 +170,7 @@ def check_host(
             "host memory",
             f"{_pools(deployment, rank_bytes)}; {_host(demand, deployment, reserve, given)} leaves "
             f"{both(budget * processes)}",
-            f"--pool {_typed(budget * deployment.ranks)} or less"
+            (change or f"--pool {_typed(budget * deployment.ranks)} or less")
             + ("" if given else ", or --host SIZE if this host has more than the plan's budget"),
         )
     left = budget * processes - total

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
-from kvplan.errors import InputError
-from kvplan.export import flat_yaml
+from kvplan.export import flat_yaml, vllm
 from kvplan.export.command_line import join
 from kvplan.export.demand import CacheDemand
 from kvplan.export.deployment import Deployment, check_host, power_of_two, refuse_one_pool
@@ -59,26 +59,23 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
         InputError: a format that vLLM has not, or a pool below one chunk.
         InfeasibleError: HBM or host memory are too small.
     """
-    from kvplan.export.vllm import DTYPES
-
-    if demand.kv_dtype not in DTYPES:
-        raise InputError("inputs.workload.kv_dtype", demand.kv_dtype, "fp16, bf16 or fp8 for vLLM")
+    dtype = vllm.cache_dtype(demand)
     refuse_one_pool(demand, deployment)
     chunk = round_up(demand.block, ENGINE_BLOCK)
     pool = size_pool(demand, deployment, chunk)
     warnings = check_host(demand, deployment, pool.rank_bytes)
     values = _values(demand, deployment, pool)
+    serve = _serve(demand, deployment, "LMCacheConnectorV1")
     unexpressed = lost(demand, deployment, "the engine beside LMCache")
     unexpressed.append(
         Unexpressed(
             "format of the cache", demand.kv_dtype,
-            f"the engine sets it: --kv-cache-dtype {DTYPES[demand.kv_dtype]}",
+            f"the engine sets it: --kv-cache-dtype {dtype}",
         )
     )  # fmt: skip
     return Export(
-        command=f"LMCACHE_CONFIG_FILE={file} {_serve(demand, deployment, 'LMCacheConnectorV1')}",
-        text=flat_yaml.write(values, f"LMCache {EXPORTER.version}, from kvplan; see "
-                             f"{file}.notes.txt"),
+        command=f"LMCACHE_CONFIG_FILE={quote(file)} {serve}",
+        text=flat_yaml.write(values, f"LMCache {EXPORTER.version}, from kvplan"),
         mapped=_mapped(demand, deployment, pool, values),
         unexpressed=tuple(unexpressed),
         pool=pool,
@@ -116,16 +113,8 @@ def server_command(pool: Pool) -> str:
 
 
 def _serve(demand: CacheDemand, deployment: Deployment, connector: str) -> str:
-    from kvplan.export.vllm import DTYPES
-
-    transfer = f'{{"kv_connector": "{connector}", "kv_role": "kv_both"}}'
-    return join(f"vllm serve {demand.model.name}", {
-        "--tensor-parallel-size": deployment.ranks,
-        "--max-model-len": demand.tokens,
-        "--max-num-seqs": demand.batch,
-        "--kv-cache-dtype": DTYPES[demand.kv_dtype],
-        "--kv-transfer-config": transfer,
-    })  # fmt: skip
+    program = f"vllm serve {quote(demand.model.name)}"
+    return vllm.serve(demand, deployment, program, kv_connector=connector)
 
 
 def _mapped(

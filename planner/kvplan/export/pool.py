@@ -40,6 +40,15 @@ class Pool:
         return math.ceil(self.total_bytes / self.ranks)
 
     @property
+    def taken(self) -> str:
+        """Who takes the bytes, as the start of a sentence.
+
+        >>> Pool(asked_bytes=1, chunk_tokens=1, chunk_bytes=1, chunks=1, ranks=2).taken
+        '2 ranks take'
+        """
+        return f"{self.ranks} ranks take" if self.ranks > 1 else "one rank takes"
+
+    @property
     def tokens(self) -> int:
         """Tokens it holds."""
         return self.chunks * self.chunk_tokens

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from kvplan.export import lmcache, vllm
+from kvplan.export import (
+    dynamo,
+    flexgen,
+    kvpr,
+    llamacpp,
+    lmcache,
+    mooncake,
+    sglang,
+    transformers,
+    trtllm,
+    vllm,
+)
 from kvplan.export.exporter import Exporter
 from kvplan.names import resolve
 
 REGISTRY: dict[str, Exporter] = {
-    exporter.name: exporter
-    for exporter in (
-        vllm.EXPORTER,
-        lmcache.EXPORTER,
+    module.EXPORTER.name: module.EXPORTER
+    for module in (
+        vllm, lmcache, sglang, trtllm, dynamo, mooncake, transformers, flexgen, kvpr, llamacpp,
     )
 }  # fmt: skip
 
@@ -21,8 +31,8 @@ def find(name: str) -> Exporter:
     Raises:
         InputError: no such runtime.
 
-    >>> find("vLLM").name, find("lm-cache").name
-    ('vllm', 'lmcache')
+    >>> find("vLLM").name, find("lm-cache").name, find("llama.cpp").name
+    ('vllm', 'lmcache', 'llamacpp')
     """
     names = {known: exporter.aliases for known, exporter in REGISTRY.items()}
     return REGISTRY[resolve(name, names, "--to")]

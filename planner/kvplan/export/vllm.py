@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from shlex import quote
 from typing import Any
 
 from kvplan.errors import InfeasibleError, InputError
 from kvplan.export import flat_yaml
+from kvplan.export.command_line import join
 from kvplan.export.demand import CacheDemand
 from kvplan.export.deployment import Deployment, check_host, refuse_one_pool
 from kvplan.export.exporter import Export, Exporter, Key, Mapped, ReadBack, Unexpressed
@@ -77,8 +80,7 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
     """
     if not file.endswith((".yaml", ".yml")):
         raise InputError("-o", file, "a name that ends in .yaml; vLLM reads no other")
-    if demand.kv_dtype not in DTYPES:
-        raise InputError("inputs.workload.kv_dtype", demand.kv_dtype, "fp16, bf16 or fp8 for vLLM")
+    cache_dtype(demand)
     refuse_one_pool(demand, deployment)
     chunk = round_up(demand.block, GPU_BLOCK)
     pool = size_pool(demand, deployment, chunk, PAGE)
@@ -92,13 +94,42 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
     if "gpu-memory-utilization" not in values:
         unexpressed.append(_own_hbm(demand))
     return Export(
-        command=f"vllm serve --config {file}",
-        text=flat_yaml.write(values, f"vLLM {EXPORTER.version}, from kvplan; see {file}.notes.txt"),
+        command=f"vllm serve --config {quote(file)}",
+        text=flat_yaml.write(values, f"vLLM {EXPORTER.version}, from kvplan"),
         mapped=_mapped(demand, deployment, pool, values),
         unexpressed=tuple(unexpressed),
         pool=pool,
         warnings=(*warnings, *inclusive(demand, deployment, pool, "vLLM")),
     )
+
+
+def cache_dtype(demand: CacheDemand) -> str:
+    """vLLM's word for the format of the cache.
+
+    Raises:
+        InputError: it has none.
+    """
+    if demand.kv_dtype not in DTYPES:
+        raise InputError("inputs.workload.kv_dtype", demand.kv_dtype, "fp16, bf16 or fp8 for vLLM")
+    return DTYPES[demand.kv_dtype]
+
+
+def serve(demand: CacheDemand, deployment: Deployment, program: str, **transfer: str) -> str:
+    """The command of an engine with another connector.
+
+    Args:
+        demand: the plan's cache.
+        deployment: ranks.
+        program: what comes before the options.
+        transfer: fields of ``--kv-transfer-config``.
+    """
+    return join(program, {
+        "--tensor-parallel-size": deployment.ranks,
+        "--max-model-len": demand.tokens,
+        "--max-num-seqs": demand.batch,
+        "--kv-cache-dtype": cache_dtype(demand),
+        "--kv-transfer-config": json.dumps(transfer | {"kv_role": "kv_both"}),
+    })  # fmt: skip
 
 
 def _values(
@@ -120,7 +151,7 @@ def _values(
         "max-model-len": demand.tokens,
         "max-num-seqs": demand.batch,
         "block-size": GPU_BLOCK,
-        "kv-cache-dtype": DTYPES[demand.kv_dtype],
+        "kv-cache-dtype": cache_dtype(demand),
     }
     if budgets.hbm_bytes is None and not budgets.reserve_bytes:
         values["gpu-memory-utilization"] = float(budgets.utilisation)
@@ -139,7 +170,7 @@ def _mapped(
 ) -> tuple[Mapped, ...]:
     extra = values["kv-transfer-config"]["kv_connector_extra_config"]
     meanings = {
-        "cpu_bytes_to_use": f"bytes, all ranks of one engine together ({pool.ranks}); "
+        "cpu_bytes_to_use": f"bytes, all ranks of one engine together: {pool.taken} "
         f"{pool_meaning(demand, deployment, pool)}",
         "block_size": f"tokens per chunk; the plan's blocks have {demand.block}",
         "blocks_per_chunk": f"blocks of {GPU_BLOCK} tokens; the plan's blocks have {demand.block}",
