@@ -225,6 +225,8 @@ def built_profiles(draw: st.DrawFn) -> HardwareProfile:
         gemm=tuple(draw(st.lists(measured, max_size=1))), attention=attention,
         kernel_s=draw(magnitudes(1e-8, 1e-5)), launch_s=draw(magnitudes(1e-8, 2e-5)),
         dequantise_bytes_per_s=draw(st.sampled_from(({}, {"int8": 1e10}))),
+        edge_s=draw(st.none() | magnitudes(1e-7, 1e-4)),
+        wait_s=draw(st.none() | magnitudes(1e-8, 1e-5)),
     )  # fmt: skip
     rates = {"fp16": draw(magnitudes(1e8, 1e11))} if draw(st.booleans()) else {}
     host = Host(dram_bytes=2**42, attention_bytes_per_s=rates, attention_gqa_bytes_per_s=rates,

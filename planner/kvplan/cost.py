@@ -19,9 +19,9 @@ PROJECT_KERNELS = 5
 ROTARY_KERNELS = 2
 """Rotating query and key, where the model does."""
 
-FINISH_KERNELS = 8
-"""Gathering partials (2), merge with the new token, output projection with residual, norm, MLP up,
-activation, MLP down with residual. As kvplan's runtime launches them."""
+FINISH_KERNELS = 7
+"""Merge of partials with the new token, keeping the residual, output projection, norm, MLP up,
+activation, MLP down. As kvplan's runtime launches them."""
 
 HEAD_KERNELS = 4
 """Final norm, vocabulary projection, choosing and embedding the token."""
@@ -33,11 +33,6 @@ ATTEND_KERNELS = 1
 def project_kernels(layer: LayerSpec) -> int:
     """Kernels that projecting a new token launches."""
     return PROJECT_KERNELS + (ROTARY_KERNELS if layer.rope else 0)
-
-
-def finish_kernels(layer: LayerSpec) -> int:
-    """Kernels that finishing a layer launches; a gated MLP takes one more."""
-    return FINISH_KERNELS + (1 if layer.gated_mlp else 0)
 
 
 def linear(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tokens: int) -> float:
@@ -125,6 +120,19 @@ def attend(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> Curve
     return min(gpu.attention_shapes, key=distance).seconds
 
 
+def attend_staged(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> Curve:
+    """As `attend`, for tokens that a copy brings: a kernel that waits takes a little longer."""
+    return attend(hardware, layer, sequences).plus(hardware.gpu.wait_s or 0.0, 0.0)
+
+
+def edge_s(hardware: HardwareProfile) -> dict[tuple[str, str], float]:
+    """Seconds between the end of an operation and the start of one on another resource that waits
+    for it, by both resources; pairs that are missing take none.
+    """
+    seconds = hardware.gpu.edge_s
+    return {} if seconds is None else {("h2d", "gpu"): seconds, ("gpu", "h2d"): seconds}
+
+
 def dequantise(hardware: HardwareProfile, stored_dtype: str, dtype: str) -> Curve:
     """Seconds to unpack a block; the curve's volume is bytes written.
 
@@ -177,7 +185,7 @@ def finish_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences:
     heads = layer.query_heads * layer.head_dim_v
     up = layer.intermediate * (2 if layer.gated_mlp else 1)
     return (
-        (finish_kernels(layer) - 3) * hardware.gpu.kernel_s
+        (FINISH_KERNELS - 3) * hardware.gpu.kernel_s
         + linear(hardware, heads, layer.hidden, dtype, sequences)
         + linear(hardware, layer.hidden, up, dtype, sequences)
         + linear(hardware, layer.intermediate, layer.hidden, dtype, sequences)
@@ -186,8 +194,10 @@ def finish_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences:
 
 def head_s(hardware: HardwareProfile, model: ModelSpec, sequences: int) -> float:
     """Seconds of the final norm, the vocabulary projection and sampling."""
+    gpu = hardware.gpu
     width = max(model.head_params // model.vocab, 1)
-    extra_s = (HEAD_KERNELS - 1) * hardware.gpu.kernel_s
+    sample_s = (gpu.sample_s or 0.0) * model.vocab
+    extra_s = (HEAD_KERNELS - 2) * gpu.kernel_s + max(sample_s, gpu.kernel_s)
     return extra_s + linear(hardware, width, model.vocab, model.weight_dtype, sequences)
 
 
@@ -197,7 +207,8 @@ def make_way(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve |
     While the CPU streams memory, copies from it run at a share of their rate.
     """
     attending = attend_host(hardware, layer, dtype)
-    left = hardware.host.copy_share
+    grouped = layer.query_heads > layer.kv_heads
+    left = hardware.host.copy_share_gqa if grouped else hardware.host.copy_share
     if attending is None or left is None:
         return None
     return affine(0.0, (1.0 - left) * attending.pieces[-1].s_per_unit)

@@ -92,6 +92,7 @@ class StepGraph:
             (layers or groups of layers) that one unit stands for.
         tokens: tokens per sequence each described layer must reach, by layer.
         constant_bytes: bytes per tier that no variable changes.
+        edge_s: seconds that pass along an edge, by the resources of its two ends.
         buffer_edges: (operation, operation it waits for, lag) that stand for a buffer being free.
             A plan that leaves a tenant out waits less, so bounds do without them.
     """
@@ -104,6 +105,12 @@ class StepGraph:
     schedule: Schedule
     cycles: int = 1
     buffer_edges: frozenset[tuple[int, int, int]] = frozenset()
+    edge_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def delay_s(self, before: int, index: int) -> float:
+        """Seconds from the end of one operation until one that waits for it may start."""
+        ends = self.operations[before].resource, self.operations[index].resource
+        return self.edge_s.get(ends, 0.0) if None not in ends else 0.0  # type: ignore[arg-type]
 
     def durations(self, values: Sequence[float]) -> list[float]:
         """Seconds of every operation for given values of the variables."""

@@ -122,13 +122,15 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
     yield from (f"gpu.attention_points.{index}.time" for index in range(len(gpu.attention_shapes)))
     yield from ["gpu.linear"] * (gpu.linear is not None)
     yield from ["gpu.gemm_sustained"] * (gpu.gemm_sustained is not None)
-    yield from ["gpu.graph_launch"] * (gpu.graph_launch_s is not None)
+    for name in ("graph_launch", "edge", "wait", "sample"):
+        yield from [f"gpu.{name}"] * (getattr(gpu, f"{name}_s") is not None)
     for name, link in (("h2d", profile.h2d), ("d2h", profile.d2h)):
         yield from (f"{name}.raw_bandwidth", f"{name}.copy", f"{name}.latency")
         yield from [f"{name}.duplex_bandwidth"] * (link.duplex_bytes_per_s is not None)
         yield from [f"{name}.pageable_bandwidth"] * (link.pageable_bytes_per_s is not None)
     yield from ("host.dram", "host.attention_latency")
-    yield from ["host.copy_share"] * (host.copy_share is not None)
+    for name in ("copy_share", "copy_share_gqa"):
+        yield from [f"host.{name}"] * (getattr(host, name) is not None)
     yield from ["host.pinned"] * (host.pinned_bytes is not None)
     yield from (f"host.attention_bandwidth.{dtype}" for dtype in host.attention_bytes_per_s)
     yield from (f"host.attention_gqa_bandwidth.{dtype}" for dtype in host.attention_gqa_bytes_per_s)

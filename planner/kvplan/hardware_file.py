@@ -117,7 +117,7 @@ def _gpu(top: Table) -> Gpu:
         "gpu",
         "name memory hbm_bandwidth flop kernel launch",
         "hbm_efficiency gemm attention attention_points linear graph_launch "
-        "dequantise_bandwidth gemm_sustained",
+        "dequantise_bandwidth gemm_sustained edge wait sample",
     )
     nominal = gpu.number("hbm_bandwidth", RATE)
     kind = gpu.provenance["gpu.hbm_bandwidth"].kind
@@ -140,6 +140,9 @@ def _gpu(top: Table) -> Gpu:
         attention_shapes=_attention_shapes(gpu),
         linear=gpu.curve("linear") if "linear" in gpu.raw else None,
         gemm_sustained=gpu.optional("gemm_sustained", SHARE),
+        edge_s=gpu.optional("edge", TIME),
+        wait_s=gpu.optional("wait", TIME),
+        sample_s=gpu.optional("sample", TIME),
     )
 
 
@@ -188,7 +191,7 @@ def _host(top: Table) -> Host:
     host = top.table(
         "host",
         "dram attention_latency",
-        "pinned attention_bandwidth attention_gqa_bandwidth copy_share",
+        "pinned attention_bandwidth attention_gqa_bandwidth copy_share copy_share_gqa",
     )
     return host.build(
         Host,
@@ -198,4 +201,5 @@ def _host(top: Table) -> Host:
         attention_gqa_bytes_per_s=host.per_dtype("attention_gqa_bandwidth", RATE),
         attention_latency_s=host.number("attention_latency", TIME),
         copy_share=host.optional("copy_share", SHARE),
+        copy_share_gqa=host.optional("copy_share_gqa", SHARE),
     )

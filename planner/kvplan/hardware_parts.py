@@ -152,6 +152,11 @@ class Gpu:
             the power limit; None where only one rate is known.
         linear: seconds of one linear layer with few tokens over bytes of its weights; None where
             not measured.
+        edge_s: from the end of a copy until a kernel that waits for it starts, or the other way
+            round; None where not measured.
+        wait_s: what a kernel takes longer that waits for a copy, also for one long done; None
+            where not measured.
+        sample_s: time per vocabulary entry to pick a token; None where not measured.
     """
 
     name: str
@@ -167,6 +172,9 @@ class Gpu:
     attention_shapes: tuple[AttentionCurve, ...] = ()
     linear: Curve | None = None
     gemm_sustained: float | None = None
+    edge_s: float | None = None
+    wait_s: float | None = None
+    sample_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -179,8 +187,10 @@ class Gpu:
             check_curve("attention", self.attention)
         positive("kernel", self.kernel_s)
         positive("launch", self.launch_s)
-        if self.graph_launch_s is not None:
-            positive("graph_launch", self.graph_launch_s)
+        for name in ("graph_launch", "edge", "wait", "sample"):
+            seconds = getattr(self, f"{name}_s")
+            if seconds is not None:
+                positive(name, seconds)
         _rates("dequantise_bandwidth", self.dequantise_bytes_per_s)
         if self.linear is not None:
             check_curve("linear", self.linear)
@@ -200,6 +210,7 @@ class Host:
         attention_gqa_bytes_per_s: the same for grouped-query heads.
         attention_latency_s: fixed time of one call.
         copy_share: share of the link's rate that is left while the CPU attends; None: all of it.
+        copy_share_gqa: the same for grouped-query heads.
     """
 
     dram_bytes: int
@@ -208,6 +219,7 @@ class Host:
     attention_gqa_bytes_per_s: Mapping[str, float] = field(hash=False)
     attention_latency_s: float
     copy_share: float | None = None
+    copy_share_gqa: float | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -217,8 +229,9 @@ class Host:
         _rates("attention_bandwidth", self.attention_bytes_per_s)
         _rates("attention_gqa_bandwidth", self.attention_gqa_bytes_per_s)
         positive("attention_latency", self.attention_latency_s)
-        if self.copy_share is not None:
-            share("copy_share", self.copy_share)
+        for name in ("copy_share", "copy_share_gqa"):
+            if getattr(self, name) is not None:
+                share(name, getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

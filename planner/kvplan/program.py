@@ -8,7 +8,6 @@ is named after the function that states it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -107,7 +106,7 @@ def state(
         program.column(f"start[{index},{operation.operation}]", None, time_s)
     program.period = program.column("T", None, time_s)
     durations = define_duration(program, relaxed, time_s)
-    define_precedence(program, durations, graph.buffer_edges if relaxed else frozenset())
+    define_precedence(program, durations, relaxed)
     define_tokens(program)
     define_even_stages(program, block)
     buffers = define_buffer(program)
@@ -168,18 +167,19 @@ def in_proportion(piece: Piece, ceiling: float) -> Piece:
     return Piece(0.0, piece.s_per_unit + piece.fixed_s / ceiling)
 
 
-def define_precedence(
-    program: Program,
-    durations: Sequence[Affine],
-    without: AbstractSet[tuple[int, int, int]] = frozenset(),
-) -> None:
-    """For each edge (a, lag) of b: start[a] + d[a] - lag * T <= start[b]."""
-    start, period = program.start, program.period
-    for index, operation in enumerate(program.graph.operations):
+def define_precedence(program: Program, durations: Sequence[Affine], relaxed: bool = False) -> None:
+    """For each edge (a, lag) of b: start[a] + d[a] + edge - lag * T <= start[b].
+
+    Relaxed, edges that stand for free buffers are left out and the others take no time: a plan
+    that leaves an operation out does not wait for it.
+    """
+    start, period, graph = program.start, program.period, program.graph
+    for index, operation in enumerate(graph.operations):
         for before, lag in operation.after:
-            if (index, before, lag) in without:
+            if relaxed and (index, before, lag) in graph.buffer_edges:
                 continue
             terms, constant = durations[before]
+            constant += 0.0 if relaxed else graph.delay_s(before, index)
             row = dict(terms)
             if before != index:
                 row[start + before] = row.get(start + before, 0.0) + 1.0

@@ -58,7 +58,13 @@ def simulate(graph: StepGraph, values: Sequence[float]) -> Simulation:
             busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
     busiest = max(sorted(busy), key=lambda name: busy[name])
     serving = [i for i, o in enumerate(graph.operations) if o.resource == busiest]
-    period, start, critical = steady_state(after, durations, busy[busiest], serving)
+    delays = None
+    if graph.edge_s:
+        delays = [
+            [graph.delay_s(before, index) for before, _ in waits]
+            for index, waits in enumerate(after)
+        ]
+    period, start, critical = steady_state(after, durations, busy[busiest], serving, delays)
     return Simulation(
         step_s=period * graph.cycles,
         start_s=tuple(start),
@@ -82,6 +88,7 @@ def steady_state(
     durations: Sequence[float],
     period: float = 0.0,
     critical: Sequence[int] = (),
+    delays: Sequence[Sequence[float]] | None = None,
 ) -> tuple[float, list[float], list[int]]:
     """Smallest period of a cyclic graph, earliest start times at it, and a critical cycle.
 
@@ -91,23 +98,42 @@ def steady_state(
         durations: seconds of each operation.
         period: a period known to be no longer than the answer.
         critical: the operations that show it.
+        delays: seconds that pass along each edge of ``after``; None: none.
 
     >>> steady_state([[(1, 1)], [(0, 0)]], [2.0, 3.0])
     (5.0, [0.0, 2.0], [0, 1])
+    >>> steady_state([[(1, 1)], [(0, 0)]], [2.0, 3.0], delays=[[0.5], [1.0]])
+    (6.5, [0.0, 3.0], [0, 1])
     """
+    edges = _edges(after, delays)
     found = list(critical)
     limit = 10 * len(durations) + 100
     for _ in range(limit):
-        start, cycle = _play(after, durations, period)
+        start, cycle = _play(edges, durations, period)
         if cycle is None:
             return period, start, found
         # The second term: a cycle that is longer by rounding alone must still end the round.
-        period, found = max(_ratio(after, durations, cycle), period * (1 + 1e-15)), cycle
+        period, found = max(_ratio(edges, durations, cycle), period * (1 + 1e-15)), cycle
     raise KvplanError(f"the simulator found no steady state in {limit} rounds")
 
 
+Edges = Sequence[Sequence[tuple[int, int, float]]]
+"""For each operation: what it waits for, lag in steps, seconds along the way."""
+
+
+def _edges(
+    after: Sequence[Sequence[tuple[int, int]]], delays: Sequence[Sequence[float]] | None
+) -> Edges:
+    if delays is None:
+        return [[(before, lag, 0.0) for before, lag in waits] for waits in after]
+    return [
+        [(before, lag, delay) for (before, lag), delay in zip(waits, along, strict=True)]
+        for waits, along in zip(after, delays, strict=True)
+    ]
+
+
 def _play(
-    after: Sequence[Sequence[tuple[int, int]]], durations: Sequence[float], period: float
+    waiting: Edges, durations: Sequence[float], period: float
 ) -> tuple[list[float], list[int] | None]:
     """Start times at a trial period, or a cycle of operations that wait for each other."""
     count = len(durations)
@@ -115,7 +141,7 @@ def _play(
     end = list(durations)
     cause = [-1] * count
     tolerance = RELATIVE_TOLERANCE * (period + max(durations, default=0.0))
-    edges = [[(b, lag * period) for b, lag in waits] for waits in after]
+    edges = [[(b, lag * period - delay) for b, lag, delay in waits] for waits in waiting]
     for sweep in range(count + 2):
         moved = -1
         for index, waits in enumerate(edges):
@@ -151,15 +177,15 @@ def _cycle(cause: Sequence[int], index: int) -> list[int] | None:
     return None
 
 
-def _ratio(
-    after: Sequence[Sequence[tuple[int, int]]], durations: Sequence[float], cycle: Sequence[int]
-) -> float:
+def _ratio(edges: Edges, durations: Sequence[float], cycle: Sequence[int]) -> float:
     """Seconds per step around a cycle."""
     total = sum(durations[index] for index in cycle)
     lags = 0
     for position, index in enumerate(cycle):
         before = cycle[position - 1]
-        lags += min(lag for b, lag in after[index] if b == before)
+        lag, delay = min((lag, -delay) for b, lag, delay in edges[index] if b == before)
+        lags += lag
+        total -= delay
     if lags == 0:
         raise KvplanError("operations wait for each other within one step")
     return total / lags

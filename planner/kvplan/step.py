@@ -70,7 +70,7 @@ class _Builder:
         self.schedule, self.structure, self.layers = schedule, structure, layers
         self.repeat = repeat
         self.weights_dtype = model.weight_dtype
-        self.graph = StepGraph([], [], [], {}, {}, schedule, cycles)
+        self.graph = StepGraph([], [], [], {}, {}, schedule, cycles, edge_s=cost.edge_s(hardware))
         self.last: dict[str, int] = {}
         self.first: dict[str, int] = {}
         self.finished: dict[int, int] = {}
@@ -194,7 +194,7 @@ class _Builder:
                 curve,
                 layer=layer,
                 micro_batch=micro_batch,
-                kernels=cost.finish_kernels(self.model.layers[layer]),
+                kernels=cost.FINISH_KERNELS,
             ),
             [*attended, projected],
         )
@@ -271,7 +271,7 @@ class _Builder:
         paths = [p for p in self.structure.get((layer, None), ()) if p.attends == "resident"]
         if not paths:
             return []
-        curve, kernels = self.attention(layer)
+        curve, kernels = self.attention(layer, cost.attend)
         variables = tuple(self.variable(layer, None, p) for p in paths)
         return [
             self.add(
@@ -289,13 +289,15 @@ class _Builder:
             )
         ]
 
-    def attention(self, layer: int) -> tuple[Curve, int]:
+    def attention(
+        self, layer: int, attend: Callable[[HardwareProfile, LayerSpec, int], Curve]
+    ) -> tuple[Curve, int]:
         """Seconds over tokens of one partial attention of a micro-batch, and its kernels."""
-        key = ("attend", self.kind[layer])
+        key = (attend.__name__, self.kind[layer])
         if key not in self.curves:
             spec, sequences = self.model.layers[layer], self.workload.micro_batch
             size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * sequences
-            self.curves[key] = cost.attend(self.hardware, spec, sequences).scaled(size)
+            self.curves[key] = attend(self.hardware, spec, sequences).scaled(size)
         return self.curves[key], cost.ATTEND_KERNELS
 
     def attend_away(self, layer: int, micro_batch: int, path: Path, projected: int) -> int:
@@ -340,7 +342,7 @@ class _Builder:
             tenant[variable] = tenant.get(variable, 0.0) + size
             waits = [] if self.schedule.prefetch else [projected]
             ready += self.walk(layer, micro_batch, stage, path, variable, enters, waits)
-        curve, kernels = self.attention(layer)
+        curve, kernels = self.attention(layer, cost.attend_staged)
         attend = self.add(
             Operation(
                 "attend",
