@@ -105,10 +105,7 @@ class Decoder:
 
     def norm(self, hidden: Tensor, weight: Tensor, spec: LayerSpec) -> Tensor:
         """Normalise ``[B, h]``."""
-        size = (hidden.shape[-1],)
-        if spec.rope:
-            return functional.rms_norm(hidden, size, weight, EPSILON)
-        return functional.layer_norm(hidden, size, weight, None, EPSILON)
+        return kernels.norm(hidden, weight, EPSILON, centred=not spec.rope)
 
     def rebuild(self, layer: LayerWeights, activations: Tensor, out: Tensor, first: int) -> None:
         """K and V of cached tokens from their activations, rotated at their positions.
@@ -171,12 +168,8 @@ class Decoder:
         spec = layer.spec
         hidden = product("output", attended.reshape(hidden.shape[0], -1), residual=hidden)
         inner = product("up", self.norm(hidden, layer.norms[1], spec))
-        if spec.gated_mlp:
-            gate, value = inner.chunk(2, dim=-1)
-            inner = functional.silu(gate) * value
-        else:
-            inner = functional.relu(inner)
-        return product("down", inner, residual=hidden)
+        inner = kernels.gate(inner) if spec.gated_mlp else functional.relu(inner)
+        return product("down", inner, residual=hidden, out=hidden)
 
     def start(self, tokens: Tensor, out: Tensor) -> None:
         """Residual ``[B, h]`` of the next step, from its tokens (embeddings tied to the head)."""

@@ -17,6 +17,22 @@ except ImportError:
     triton = tl = None
     available = False
 
+BLOCK = 64
+"""Tokens that a program of the attention loads at a time."""
+
+WAVES = 12
+"""Programs of the attention per processor; two or three run at the same time, and the last ones
+should be few."""
+
+LEAST_CHUNK = 128
+"""Tokens of a run at least; each costs a partial result."""
+
+MOST_PARTS = 64
+"""Runs of tokens at most."""
+
+MERGED = 16
+"""Partial results, or new tokens, that a merge loads at a time."""
+
 ROWS = 8
 """Rows of D elements that one program of a kernel handles."""
 
@@ -47,6 +63,30 @@ if triton is not None:
         tl.store(out + row * dim + column, value.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit
+    def _norm(rows, weight, out, size, epsilon, centred: tl.constexpr, block: tl.constexpr):
+        start = tl.program_id(0).to(tl.int64) * size
+        column = tl.arange(0, block)
+        inside = column < size
+        value = tl.load(rows + start + column, mask=inside, other=0.0).to(tl.float32)
+        if centred:
+            value = tl.where(inside, value - tl.sum(value) / size, 0.0)
+        scale = tl.rsqrt(tl.sum(value * value) / size + epsilon)
+        factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        kind = out.dtype.element_ty
+        tl.store(out + start + column, (value * scale * factor).to(kind), mask=inside)
+
+    @triton.jit
+    def _gate(inner, out, size, block: tl.constexpr):
+        row = tl.program_id(1).to(tl.int64)
+        column = tl.program_id(0) * block + tl.arange(0, block)
+        inside = column < size
+        place = inner + row * 2 * size + column
+        gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(place + size, mask=inside, other=0.0).to(tl.float32)
+        kind = out.dtype.element_ty
+        tl.store(out + row * size + column, (gate * tl.sigmoid(gate) * value).to(kind), mask=inside)
+
+    @triton.jit
     def _rotate(
         heads,
         table,
@@ -75,6 +115,61 @@ if triton is not None:
         tl.store(place + half + column, (high * cos + low * sin).to(kind), mask=inside)
 
     @triton.jit
+    def _attend(
+        query,
+        staged,
+        outputs,
+        lses,
+        tokens,
+        chunk,
+        rows,
+        kv,
+        group,
+        stride_n,
+        stride_b,
+        stride_half,
+        stride_k,
+        scale,
+        dim: tl.constexpr,
+        heads: tl.constexpr,
+        block: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64)
+        part = tl.program_id(1)
+        head = tl.arange(0, heads)
+        column = tl.arange(0, dim)
+        asked = head < group
+        new = query + (row * group + head)[:, None] * dim + column[None, :]
+        wanted = tl.load(new, mask=asked[:, None], other=0.0)
+        first = staged + row // kv * stride_b + row % kv * stride_k + column[None, :]
+        most = tl.full((heads,), float("-inf"), tl.float32)
+        total = tl.zeros((heads,), tl.float32)
+        summed = tl.zeros((heads, dim), tl.float32)
+        begin = part * chunk
+        end = tl.minimum(begin + chunk, tokens)
+        for start in range(begin, end, block):
+            token = start + tl.arange(0, block)
+            inside = token < end
+            cached = first + token.to(tl.int64)[:, None] * stride_n
+            key = tl.load(cached, mask=inside[:, None], other=0.0)
+            value = tl.load(cached + stride_half, mask=inside[:, None], other=0.0)
+            score = tl.dot(wanted, tl.trans(key)) * scale
+            score = tl.where(inside[None, :], score, float("-inf"))
+            larger = tl.maximum(most, tl.max(score, axis=1))
+            kept = tl.exp2(most - larger)
+            weight = tl.exp2(score - larger[:, None])
+            total = total * kept + tl.sum(weight, axis=1)
+            summed = tl.dot(weight.to(value.dtype), value, summed * kept[:, None])
+            most = larger
+        out = (part.to(tl.int64) * rows + row) * group + head
+        place = outputs + out[:, None] * dim + column[None, :]
+        kind = outputs.dtype.element_ty
+        # A run without tokens has a log-sum-exp of minus infinity: it counts for nothing.
+        shared = tl.where(total > 0.0, total, 1.0)
+        tl.store(place, (summed / shared[:, None]).to(kind), mask=asked[:, None])
+        tl.store(lses + out, most * 0.6931471805599453 + tl.log(shared), mask=asked)
+
+    @triton.jit
     def _merge(
         query,
         tail,
@@ -92,39 +187,70 @@ if triton is not None:
         dim: tl.constexpr,
         block: tl.constexpr,
     ):
-        row = tl.program_id(0) * block + tl.arange(0, block)
-        column = tl.arange(0, dim)[None, :]
-        inside = row < rows
-        row = row.to(tl.int64)
-        sequence = row // (kv * group)
-        head = row // group % kv
-        asked = tl.load(query + row[:, None] * dim + column, mask=inside[:, None], other=0.0)
-        asked = asked.to(tl.float32)
-        most = tl.full((block,), float("-inf"), tl.float32)
-        total = tl.zeros((block,), tl.float32)
-        summed = tl.zeros((block, dim), tl.float32)
-        for token in range(count):
-            place = tail + token * stride_t + sequence * stride_b + head * dim
-            place = place[:, None] + column
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, dim)
+        asked = tl.load(query + row * dim + column).to(tl.float32)
+        newest = tail + row // (kv * group) * stride_b + row // group % kv * dim + column[None, :]
+        most = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        summed = tl.zeros((dim,), tl.float32)
+        for start in range(0, count, block):
+            token = start + tl.arange(0, block)
+            inside = token < count
+            place = newest + token.to(tl.int64)[:, None] * stride_t
             key = tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
             value = tl.load(place + kv * dim, mask=inside[:, None], other=0.0).to(tl.float32)
-            score = tl.sum(asked * key, axis=1) * scale
-            larger = tl.maximum(most, score)
+            score = tl.where(inside, tl.sum(asked[None, :] * key, axis=1) * scale, float("-inf"))
+            larger = tl.maximum(most, tl.max(score, axis=0))
             kept, weight = tl.exp(most - larger), tl.exp(score - larger)
-            total = total * kept + weight
-            summed = summed * kept[:, None] + weight[:, None] * value
+            total = total * kept + tl.sum(weight, axis=0)
+            summed = summed * kept + tl.sum(weight[:, None] * value, axis=0)
             most = larger
-        for part in range(parts):
-            lse = tl.load(lses + part * rows + row, mask=inside, other=0.0)
-            larger = tl.maximum(most, lse)
+        for start in range(0, parts, block):
+            part = start + tl.arange(0, block)
+            inside = part < parts
+            at = part.to(tl.int64) * rows + row
+            lse = tl.load(lses + at, mask=inside, other=float("-inf"))
+            value = tl.load(
+                outputs + at[:, None] * dim + column[None, :], mask=inside[:, None], other=0.0
+            )
+            larger = tl.maximum(most, tl.max(lse, axis=0))
             kept, weight = tl.exp(most - larger), tl.exp(lse - larger)
-            total = total * kept + weight
-            place = outputs + (part * rows + row)[:, None] * dim + column
-            value = tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
-            summed = summed * kept[:, None] + weight[:, None] * value
+            total = total * kept + tl.sum(weight, axis=0)
+            summed = summed * kept + tl.sum(weight[:, None] * value.to(tl.float32), axis=0)
             most = larger
-        merged = (summed / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + row[:, None] * dim + column, merged, mask=inside[:, None])
+        tl.store(out + row * dim + column, (summed / total).to(out.dtype.element_ty))
+
+
+def can_attend(query: Tensor) -> bool:
+    """Whether `attend` knows the shape: half precision, a head dimension that is a power of 2."""
+    group, dim = query.shape[-2:]
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return half and 16 <= dim <= 256 and dim & (dim - 1) == 0 and group <= 64
+
+
+def parts(rows: int, tokens: int, processors: int) -> int:
+    """Runs of tokens that a row is cut into, so that all processors have several to work on.
+
+    >>> parts(rows=8, tokens=4096, processors=132), parts(rows=512, tokens=4096, processors=132)
+    (32, 4)
+    """
+    wanted = -(-WAVES * processors // rows)
+    return max(min(wanted, tokens // LEAST_CHUNK, MOST_PARTS), 1)
+
+
+def attend(query: Tensor, staged: Tensor, outputs: Tensor, lses: Tensor) -> None:
+    """Attend ``[n, B, 2, KV, D]`` in as many parts as outputs ``[P, B, KV, G, D]`` has."""
+    batch, kv, group, dim = query.shape
+    tokens, count = staged.shape[0], outputs.shape[0]
+    chunk = -(-tokens // (count * BLOCK)) * BLOCK
+    strides = staged.stride(0), staged.stride(1), staged.stride(2), staged.stride(3)
+    scale = dim**-0.5 * 1.4426950408889634
+    heads = max(triton.next_power_of_2(group), 16)
+    _attend[(batch * kv, count)](
+        query, staged, outputs, lses, tokens, chunk, batch * kv, kv, group, *strides, scale,
+        dim, heads, BLOCK, num_warps=4, num_stages=3,
+    )  # fmt: skip
 
 
 def merge(query: Tensor, tail: Tensor, outputs: Tensor, lses: Tensor) -> Tensor:
@@ -132,23 +258,10 @@ def merge(query: Tensor, tail: Tensor, outputs: Tensor, lses: Tensor) -> Tensor:
     batch, kv, group, dim = query.shape
     rows = batch * kv * group
     out = torch.empty_like(query)
-    _merge[(triton.cdiv(rows, ROWS),)](
-        query,
-        tail,
-        outputs,
-        lses,
-        out,
-        outputs.shape[0],
-        tail.shape[0],
-        rows,
-        kv,
-        group,
-        tail.stride(0),
-        tail.stride(1),
-        dim**-0.5,
-        dim,
-        ROWS,
-    )
+    _merge[(rows,)](
+        query, tail, outputs, lses, out, outputs.shape[0], tail.shape[0], rows, kv, group,
+        tail.stride(0), tail.stride(1), dim**-0.5, dim, MERGED,
+    )  # fmt: skip
     return out
 
 
@@ -158,6 +271,24 @@ def dequantise(packed: Tensor, scales: Tensor, bits: int, out: Tensor) -> None:
     rows = out.numel() // dim
     grid = (triton.cdiv(rows, ROWS),)
     _dequantise[grid](packed, scales, out, rows, dim, dim // groups, bits, ROWS)
+
+
+def norm(rows: Tensor, weight: Tensor, epsilon: float, *, centred: bool) -> Tensor:
+    """RMS norm of ``[B, h]``, or layer norm without bias where the mean is taken off."""
+    size, out = rows.shape[-1], torch.empty_like(rows)
+    block = triton.next_power_of_2(size)
+    warps = min(max(block // 512, 1), 16)
+    _norm[(rows.shape[0],)](rows, weight, out, size, epsilon, centred, block, num_warps=warps)
+    return out
+
+
+def gate(inner: Tensor) -> Tensor:
+    """``silu(first half) * second half`` of ``[B, 2 I]``."""
+    rows, size = inner.shape[0], inner.shape[1] // 2
+    out = torch.empty(rows, size, device=inner.device, dtype=inner.dtype)
+    block = 1024
+    _gate[(triton.cdiv(size, block), rows)](inner, out, size, block)
+    return out
 
 
 def rotate(heads: Tensor, table: Tensor) -> None:

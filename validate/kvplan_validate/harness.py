@@ -30,6 +30,9 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TILE = 64 * 2**20
 """Bytes of random numbers that fill a pool over and over."""
 
+LONG_S = 0.15
+"""Steps longer than this differ by little: three are timed."""
+
 SMALL_POOL = 512 * 2**20
 LEAST_POOL = 2**30
 """Bytes; a smaller pool might lie in the CPU's caches."""
@@ -181,13 +184,14 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         bench: pool and weights.
         scenario: the question.
         evaluation: the plan.
-        steps: how many; 0 picks as many as take half a second, 5 to 30.
+        steps: how many; 0 picks as many as take half a second, 3 to 30.
     """
     with running(bench, scenario, evaluation) as runtime:
         if evaluation.schedule.mode == "graph":
             runtime.capture()
-        count = steps or max(5, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
-        return Timing(timed(runtime, count, warm=1 if evaluation.step_s > 0.3 else 3))
+        least = 3 if evaluation.step_s > LONG_S else 5
+        count = steps or max(least, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
+        return Timing(timed(runtime, count, warm=1 if evaluation.step_s > LONG_S else 3))
 
 
 def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kvplan.dtypes import QUANTISED_GROUP
 from kvplan_validate import fused
@@ -27,6 +28,31 @@ def partial_attention(query: Tensor, staged: Tensor) -> tuple[Tensor, Tensor]:
     keys = staged[:, :, 0].permute(1, 2, 0, 3)
     values = staged[:, :, 1].permute(1, 2, 0, 3)
     return attention(query, keys, values)
+
+
+def parts(query: Tensor, tokens: int) -> int:
+    """Partial results that `attend` writes for a run of tokens."""
+    if not (fused.available and query.is_cuda and fused.can_attend(query)):
+        return 1
+    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+    return fused.parts(query.shape[0] * query.shape[1], tokens, processors)
+
+
+def attend(query: Tensor, staged: Tensor, outputs: Tensor, lses: Tensor) -> None:
+    """As `partial_attention`, into given memory.
+
+    Args:
+        query: ``[B, KV, G, D]``.
+        staged: ``[n, B, 2, KV, D]``, token-major.
+        outputs: ``[P, B, KV, G, D]``, written; P as `parts` says.
+        lses: ``[P, B, KV, G]`` in fp32, written.
+    """
+    if fused.available and query.is_cuda and fused.can_attend(query):
+        fused.attend(query, staged, outputs, lses)
+        return
+    out, lse = partial_attention(query, staged)
+    outputs[0].copy_(out)
+    lses[0].copy_(lse)
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,24 +81,42 @@ def host_attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor,
     return result[0], result[1]
 
 
-def merge(query: Tensor, tail: Tensor, parts: list[Tensor], lses: list[Tensor]) -> Tensor:
+def merge(query: Tensor, tail: Tensor, outputs: Tensor, lses: Tensor) -> Tensor:
     """Attend the newest tokens and join partial attentions by their log-sum-exp.
 
     Args:
         query: ``[B, KV, G, D]``.
         tail: tokens generated since the plan began ``[t, B, 2, KV, D]``, the new one last.
-        parts: partial outputs ``[B, KV, G, D]``.
-        lses: their log-sum-exp ``[B, KV, G]`` in fp32.
+        outputs: partial outputs ``[P, B, KV, G, D]``.
+        lses: their log-sum-exp ``[P, B, KV, G]`` in fp32.
 
     Returns:
         ``[B, KV, G, D]``.
     """
-    if fused.available and query.is_cuda and parts:
-        return fused.merge(query, tail, torch.stack(parts), torch.stack(lses))
+    if fused.available and query.is_cuda:
+        return fused.merge(query, tail, outputs, lses)
     out, lse = partial_attention(query, tail)
-    weights = torch.softmax(torch.stack([*lses, lse]), dim=0)
-    outputs = torch.stack([*parts, out])
+    weights = torch.softmax(torch.cat((lses, lse[None])), dim=0)
+    outputs = torch.cat((outputs, out[None]))
     return torch.einsum("pbkgd,pbkg->bkgd", outputs.float(), weights).to(query.dtype)
+
+
+def norm(rows: Tensor, weight: Tensor, epsilon: float, *, centred: bool) -> Tensor:
+    """RMS norm of ``[B, h]``; layer norm without bias where ``centred``."""
+    if fused.available and rows.is_cuda:
+        return fused.norm(rows, weight, epsilon, centred=centred)
+    size = (rows.shape[-1],)
+    if centred:
+        return functional.layer_norm(rows, size, weight, None, epsilon)
+    return functional.rms_norm(rows, size, weight, epsilon)
+
+
+def gate(inner: Tensor) -> Tensor:
+    """SwiGLU's gate over ``[B, 2 I]``: gate first, then value."""
+    if fused.available and inner.is_cuda:
+        return fused.gate(inner)
+    first, second = inner.chunk(2, dim=-1)
+    return functional.silu(first) * second
 
 
 def rotary_table(positions: int, dim: int, theta: float, device: torch.device) -> Tensor:

@@ -101,13 +101,17 @@ class Reference:
         spec, weights = layer.spec, self.layers[index]
 
         def product(
-            name: str, rows: Tensor, residual: Tensor | None = None, bias: Tensor | None = None
+            name: str,
+            rows: Tensor,
+            residual: Tensor | None = None,
+            bias: Tensor | None = None,
+            out: Tensor | None = None,
         ) -> Tensor:
             matrix = weights[name]
             assert matrix is not None
-            out = rows @ matrix.t()
             added = residual if residual is not None else bias
-            return out if added is None else out + added
+            result = rows @ matrix.t()
+            return result if added is None else result + added
 
         own = LayerWeights(spec=spec, **weights)
         shapes = _Shapes(self.decoder, self.rotary)

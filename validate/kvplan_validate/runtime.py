@@ -20,9 +20,10 @@ from torch import Tensor
 from kvplan.evaluate import Evaluation
 from kvplan.graph import Operation
 from kvplan.scenario import Scenario
-from kvplan_validate import kernels
+from kvplan_validate import host_kernel, kernels
 from kvplan_validate.decoder import Decoder, Product
 from kvplan_validate.hostlane import HostLane, mapped
+from kvplan_validate.partials import Partials
 from kvplan_validate.pool import PinnedPool
 from kvplan_validate.staging import Place, Staging
 from kvplan_validate.store import BITS, Store, unpack
@@ -64,8 +65,7 @@ class Batch:
     start: Tensor
     hidden: Tensor
     query: Tensor
-    parts: list[Tensor] = field(default_factory=list)
-    lses: list[Tensor] = field(default_factory=list)
+    partials: Partials
     tokens: Tensor | None = None
 
 
@@ -109,10 +109,14 @@ class Runtime:
         self.tails = self._tails(tail)
         self.streams = self._streams()
         self._host: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._answers: dict[tuple[int, int], Callable[[Any], None]] = {}
+        self._returns: dict[tuple[int, int], Callable[[], None]] = {}
         self._disk: dict[int, Tensor] = {}
         self._disk_turns: dict[tuple[int, int, int], int] = {}
         self._written = self._write_back_area()
+        self._asked = self._can_ask()
         self.actions = self._prepare()
+        self.lane.serve()
         self._events: list[Any] = [None] * len(self.actions)
         self._graph: Any = None
 
@@ -124,7 +128,8 @@ class Runtime:
         generator = torch.Generator(device=device).manual_seed(1)
         hidden = torch.empty(self.batch, spec.hidden, device=device, dtype=dtype)
         hidden.normal_(generator=generator)
-        return Batch(hidden, hidden, torch.zeros(shape, device=device, dtype=dtype))
+        query = torch.zeros(shape, device=device, dtype=dtype)
+        return Batch(hidden, hidden, query, Partials(shape, device, dtype))
 
     def _tails(self, most: int) -> list[list[Tensor]]:
         """New tokens of every layer and micro-batch, in HBM."""
@@ -168,7 +173,7 @@ class Runtime:
             if operation.operation not in skipped:
                 make = getattr(self, f"_do_{operation.operation}")
             run = make(operation) if make is not None else _nothing
-            actions.append(Action(operation, run, LANES.get(operation.resource, "gpu")))
+            actions.append(Action(operation, run, self._lane_of(operation)))
         for action in actions:
             for before, lag in action.operation.after:
                 other = actions[before]
@@ -177,7 +182,20 @@ class Runtime:
                 (action.waits if lag == 0 else action.reaches_back).append(before)
                 other.records = True
         self._wait_for_last_tenants(actions)
+        for batch in self.batches:
+            batch.partials.allocate()
         return actions
+
+    def _lane_of(self, operation: Operation) -> str:
+        """The stream of an operation; with a server to ask, the host's work needs none."""
+        lane = LANES.get(operation.resource, "gpu")
+        return "gpu" if lane == "host" and self._asked else lane
+
+    def _can_ask(self) -> bool:
+        """Whether the GPU asks a server for attention on the host."""
+        wanted = any(o.operation == "attend_host" for o in self.evaluation.graph.operations)
+        dim = self.decoder.layers[0].spec.head_dim_k
+        return wanted and self.lane.can_be_asked and host_kernel.can_run(self.decoder.dtype, dim)
 
     def _wait_for_last_tenants(self, actions: list[Action]) -> None:
         """First tenants of a buffer wait for its last tenant of the step before.
@@ -254,7 +272,6 @@ class Runtime:
             query, fresh = self.decoder.project(layer, batch.hidden, self.position, product)
             batch.query.copy_(query)
             tail[self.generated].copy_(fresh[0])
-            batch.parts, batch.lses = [], []
 
         return run
 
@@ -323,11 +340,12 @@ class Runtime:
 
     def _attending(self, operation: Operation, staged: Tensor) -> Callable[[], None]:
         batch = self.batches[operation.micro_batch]
+        count = kernels.parts(batch.query, staged.shape[0])
+        slots = batch.partials.take(operation.layer, count)
 
         def run() -> None:
-            out, lse = kernels.partial_attention(batch.query, staged)
-            batch.parts.append(out)
-            batch.lses.append(lse)
+            outputs, lses = batch.partials.at(slots)
+            kernels.attend(batch.query, staged, outputs, lses)
 
         return run
 
@@ -355,6 +373,14 @@ class Runtime:
         data = self.store.pieces[key].data
         assert data is not None
         keys, values = data[0], data[1]
+        if host_kernel.can_run(query.dtype, query.shape[-1]):
+            work = host_kernel.Attention(query, keys, values, out, lse)
+            if self._asked:
+                ask, answered = self.lane.asked(work)
+                self._answers[operation.layer, operation.micro_batch] = answered
+                return lambda: ask(self.streams["gpu"])
+            launch = self.lane.prepared(work)
+            return lambda: launch(self.streams.get("host"))
 
         def attend() -> None:
             result, sums = kernels.host_attention(query, keys, values)
@@ -367,27 +393,37 @@ class Runtime:
     def _do_return_partial(self, operation: Operation) -> Callable[[], None]:
         _, out, lse = self._host_buffers(operation)
         far_out, far_lse = mapped(out), mapped(lse)
-        near_out = torch.empty_like(self.batches[0].query)
-        near_lse = torch.empty(near_out.shape[:-1], device=near_out.device, dtype=torch.float32)
         batch = self.batches[operation.micro_batch]
+        slots = batch.partials.take(operation.layer, 1)
 
         def run() -> None:
-            _through(far_out, near_out)
-            _through(far_lse, near_lse)
-            batch.parts.append(near_out)
-            batch.lses.append(near_lse)
+            near_out, near_lse = batch.partials.at(slots)
+            _through(far_out, near_out[0])
+            _through(far_lse, near_lse[0])
 
-        return run
+        key = (operation.layer, operation.micro_batch)
+        answered = self._answers.get(key)
+        if answered is None:
+            return run
+
+        def returned() -> None:
+            answered(self.streams["gpu"])
+            run()
+
+        self._returns[key] = returned  # just before the merge, which needs it first
+        return _nothing
 
     def _do_finish(self, operation: Operation) -> Callable[[], None]:
         layer = self.decoder.layers[operation.layer]
         batch = self.batches[operation.micro_batch]
         tail = self.tails[operation.layer][operation.micro_batch]
         product = self._product(operation)
+        returned = self._returns.get((operation.layer, operation.micro_batch), _nothing)
 
         def run() -> None:
+            returned()
             newest = tail[: self.generated + 1]
-            attended = kernels.merge(batch.query, newest, batch.parts, batch.lses)
+            attended = kernels.merge(batch.query, newest, *batch.partials.of(operation.layer))
             batch.hidden = self.decoder.finish(layer, batch.hidden, attended, product)
 
         return run
@@ -497,6 +533,7 @@ class Runtime:
         if self._graph is not None:
             self._graph.reset()
         self._graph, self.actions, self._events = None, [], []
+        self.lane.close()
 
     def advance(self) -> None:
         """Keep the new token and move to the next position (eager mode)."""

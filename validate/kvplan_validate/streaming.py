@@ -77,6 +77,7 @@ class StreamedWeights:
         visit: int,
         residual: Tensor | None = None,
         bias: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """``rows @ W.T`` with the rows of W in HBM and those just streamed side by side.
 
@@ -87,12 +88,14 @@ class StreamedWeights:
             visit: the load that brought the streamed rows.
             residual: ``[B, outputs]`` to add, or None.
             bias: ``[outputs]`` to add, or None.
+            out: where to, or None; may be the residual itself, which saves a copy of it.
         """
         resident = getattr(self.decoder.layers[layer], name)
+        added = residual if residual is not None else bias
         if self.on:
             streamed = self._parts(layer, visit)[name]
-            out = torch.cat((rows @ resident.t(), rows @ streamed.t()), dim=-1)
-            added = residual if residual is not None else bias
-            return out if added is None else out + added
-        added = residual if residual is not None else bias
-        return rows @ resident.t() if added is None else torch.addmm(added, rows, resident.t())
+            both = torch.cat((rows @ resident.t(), rows @ streamed.t()), dim=-1)
+            return both if added is None else torch.add(both, added, out=out)
+        if added is None:
+            return torch.mm(rows, resident.t(), out=out)
+        return torch.addmm(added, rows, resident.t(), out=out)
