@@ -126,6 +126,9 @@ def _gpu(figures: Figures) -> dict[str, Any]:
         "launch": median_time(figures, "launch.issue")
         or median_time(figures, "launch.eager", operation="mix")
         or assumed(10, "us", "one launch from Python, a round figure"),
+        "edge": median_time(figures, "edges.waiting", waiting="in turn"),
+        "wait": median_time(figures, "edges.waiting", waiting="done"),
+        "sample": median_time(figures, "launch.sample"),
         "graph_launch": median_time(figures, "launch.graph", nodes=512, until="launched"),
         "flop": _flop(figures),
         "dequantise_bandwidth": _dequantise(figures),
@@ -232,38 +235,44 @@ def _host(figures: Figures) -> dict[str, Any]:
     for point in figures.points("pinned.limit", action="limit"):
         if point.get("notes", {}).get("refused"):
             table["pinned"] = measured(figures, point["median"] / 2**20, "MiB", "pinned.limit")
-    table |= _copy_share(figures)
-    for heads, name in (("mha", "attention_bandwidth"), ("gqa", "attention_gqa_bandwidth")):
+    native = bool(figures.points("host.attention", kernel="native"))
+    kernel = {"kernel": "native" if native else "sdpa"}
+    for heads, name in (("mha", ""), ("gqa", "_gqa")):
+        at = {**kernel, "heads": heads}
         rates = {
-            dtype: best_rate(
-                figures, "host.attention", "GB/s", heads=heads, dtype=dtype, beside="copies"
-            )
-            or best_rate(figures, "host.attention", "GB/s", heads=heads, dtype=dtype)
+            dtype: best_rate(figures, "host.attention", "GB/s", **at, dtype=dtype, beside="copies")
+            or best_rate(figures, "host.attention", "GB/s", **at, dtype=dtype)
             for dtype in ("fp16", "bf16", "fp32")
         }
         if any(rates.values()):
-            table[name] = {dtype: rate for dtype, rate in rates.items() if rate}
+            found = {dtype: rate for dtype, rate in rates.items() if rate}
+            table[f"attention{name}_bandwidth"] = found
+        share = _copy_share(figures, at)
+        if share:
+            table[f"copy_share{name}"] = share
     return table
 
 
-def _copy_share(figures: Figures) -> dict[str, Any]:
+def _copy_share(figures: Figures, at: dict[str, str]) -> dict[str, Any] | None:
     """Share of the link's rate that copies keep while the CPU attends."""
     beside = [
         float(point["notes"]["copy_bytes_per_s"])
-        for point in figures.points("host.attention", beside="copies")
+        for point in figures.points("host.attention", **at, beside="copies")
         if point["at"]["dtype"] in ("fp16", "bf16") and "copy_bytes_per_s" in point.get("notes", {})
     ]
     alone = figures.best("copies.registered", direction="h2d")
     if not beside or alone is None:
-        return {}
+        return None
     value = min(statistics.median(beside) / float(alone["volume_per_s"]), 1.0)
     key = "host.attention, copy_bytes_per_s, over the best rate of copies.registered"
-    return {"copy_share": measured(figures, value, "1", key)}
+    return measured(figures, value, "1", key)
 
 
 def _host_latency(figures: Figures) -> dict[str, Any]:
     """Fixed time of one call: a hand-over less both latencies, which are counted apart."""
-    call = figures.median("host.call", dtype="fp16", kernel="sdpa")
+    call = figures.median("host.call", dtype="fp16", kernel="native") or figures.median(
+        "host.call", dtype="fp16", kernel="sdpa"
+    )
     trip = figures.median("host.hand_over", work="attention")
     there, back = (
         figures.median("copies.latency", direction=direction, bytes=4096)
@@ -274,7 +283,7 @@ def _host_latency(figures: Figures) -> dict[str, Any]:
         key = "host.hand_over less copies.latency both ways, at least 1 us"
         return measured(figures, seconds * 1e6, "us", key)
     if call:
-        return measured(figures, call * 1e6, "us", "host.call, dtype fp16, kernel sdpa")
+        return measured(figures, call * 1e6, "us", "host.call, dtype fp16")
     return assumed(50, "us", "handing over to CPU threads and back, a round figure")
 
 

@@ -16,10 +16,7 @@ from kvplan_validate.measure.base import Sampled, Series, Setting
 from kvplan_validate.measure.machine import Machine
 
 HEAD_DIM = 128
-SHAPES = (
-    (8, 32, 1), (32, 32, 1), (1, 32, 1), (4, 32, 1), (16, 32, 1), (64, 32, 1), (2, 32, 1),
-    (2, 8, 4), (1, 8, 4), (1, 4, 7), (16, 8, 4),
-)  # fmt: skip
+SHAPES = ((16, 32, 1), (1, 8, 4), (16, 8, 4), (64, 8, 4), (64, 32, 1), (1, 4, 7), (1, 32, 1))
 """Sequences, KV heads and query heads per KV head; 4 to 2048 rows for the kernel to spread."""
 
 FOOTPRINT = 16 << 30
@@ -104,21 +101,24 @@ class TokenMajor(Series):
             device=pool.device,
             dtype=pool.dtype,
         )
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        scale = HEAD_DIM**-0.5
+        return self.launcher(torch, query, shape, lambda index: part_of(pool, shape, index))
 
-        def attend(index: int) -> Any:
-            part = pool[index * shape.elements : (index + 1) * shape.elements]
-            keys, values = self.views(part, shape)
-            return flash(query, keys, values, 0.0, False, False, scale=scale)[:2]
+    def launcher(
+        self, torch: Any, query: Any, shape: Shape, part: Callable[[int], Any]
+    ) -> Callable[[int], Any]:
+        """The runtime's kernel on part ``i``, ``[tokens, sequences, 2, kv_heads, head_dim]``."""
+        from kvplan_validate import kernels
 
-        return attend
+        count = kernels.parts(query, shape.tokens)
+        outputs = torch.empty(count, *query.shape, device=query.device, dtype=query.dtype)
+        lses = torch.empty(count, *query.shape[:-1], device=query.device)
+        whole = (shape.tokens, shape.sequences, 2, shape.kv_heads, HEAD_DIM)
+        return lambda index: kernels.attend(query, part(index).view(whole), outputs, lses)
 
-    def views(self, part: Any, shape: Shape) -> tuple[Any, Any]:
-        """K and V ``[sequences, kv_heads, tokens, head_dim]`` of a part of the pool."""
-        staged = part.view(shape.tokens, shape.sequences, 2, shape.kv_heads, HEAD_DIM)
-        keys, values = (staged[:, :, half].permute(1, 2, 0, 3) for half in (0, 1))
-        return keys, values
+
+def part_of(pool: Any, shape: Shape, index: int) -> Any:
+    """Part ``index`` of a pool, as many numbers as the shape has."""
+    return pool[index * shape.elements : (index + 1) * shape.elements]
 
 
 class HeadMajor(TokenMajor):
@@ -130,7 +130,15 @@ class HeadMajor(TokenMajor):
     shapes = FEW_SHAPES
     sizes = tuple(1 << n for n in range(22, 31, 2))
 
-    def views(self, part: Any, shape: Shape) -> tuple[Any, Any]:
-        """K and V ``[sequences, kv_heads, tokens, head_dim]``, contiguous."""
-        both = part.view(2, shape.sequences, shape.kv_heads, shape.tokens, HEAD_DIM)
-        return both[0], both[1]
+    def launcher(
+        self, torch: Any, query: Any, shape: Shape, part: Callable[[int], Any]
+    ) -> Callable[[int], Any]:
+        """torch's flash kernel on K and V ``[sequences, kv_heads, tokens, head_dim]``."""
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        whole = (2, shape.sequences, shape.kv_heads, shape.tokens, HEAD_DIM)
+
+        def attend(index: int) -> Any:
+            keys, values = part(index).view(whole)
+            return flash(query, keys, values, 0.0, False, False, scale=HEAD_DIM**-0.5)[:2]
+
+        return attend

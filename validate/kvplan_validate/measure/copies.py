@@ -231,8 +231,13 @@ class Strided(Series):
 
 
 @contextmanager
-def running(machine: Machine) -> Iterator[Callable[[], float]]:
+def running(machine: Machine, size_bytes: int = 4 * BUFFER) -> Iterator[Callable[[], float]]:
     """A thread that keeps the link busy with copies to the GPU.
+
+    Args:
+        machine: where.
+        size_bytes: host memory the copies go round in; more than a cache holds where memory that
+            the CPU uses too shall be felt.
 
     Yields:
         A function that gives the bytes per second since it was called last.
@@ -253,7 +258,7 @@ def running(machine: Machine) -> Iterator[Callable[[], float]]:
                 done[0] += 1
         stream.synchronize()
 
-    with ends(machine, buffers.registered, 4 * BUFFER) as both:
+    with ends(machine, buffers.registered, size_bytes) as both:
         thread = threading.Thread(target=work, args=(both,), daemon=True)
         thread.start()
         last = [time.perf_counter(), 0]

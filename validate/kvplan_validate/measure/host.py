@@ -19,8 +19,12 @@ HEAD_DIM = 128
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 HEADS = {"mha": (32, 1), "gqa": (8, 4)}
 KERNELS = ("bmm", "sdpa")
+"""Of torch; ``native`` is the runtime's own, where a C compiler is found."""
 SIZE = 2 << 30
 """Bytes of K and V: several times what a large server's cache holds."""
+
+COPIED = 4 << 30
+"""Bytes that copies beside it come from: no cache keeps them from the memory's bandwidth."""
 
 SEQUENCES = 8
 
@@ -64,9 +68,9 @@ class Attention(Series):
         runs: list[tuple[str, int]] = [("nothing", threads)]
         if machine.cuda:
             runs.append(("copies", threads))
-        for dtype in DTYPES:
-            for heads in HEADS:
-                for kernel in ("sdpa",):
+        for kernel in best_kernels(machine.torch):
+            for dtype in DTYPES if kernel != "sdpa" else ("fp16", "bf16"):
+                for heads in HEADS:
                     for beside, count in runs:
                         at = {"dtype": dtype, "heads": heads, "kernel": kernel}
                         yield {**at, "beside": beside, "threads": count}
@@ -97,7 +101,7 @@ class Attention(Series):
         attend = attention(machine.torch, str(at["kernel"]), query, keys, values)
         machine.torch.set_num_threads(int(at["threads"]))
         busy: AbstractContextManager[Callable[[], float] | None] = (
-            copies.running(machine) if at["beside"] == "copies" else nullcontext()
+            copies.running(machine, COPIED) if at["beside"] == "copies" else nullcontext()
         )
         with busy as rate:
             attend()
@@ -118,8 +122,21 @@ def attention(
 ) -> Callable[[], tuple[Any, Any]]:
     """A function that attends on the CPU and returns the output and its log-sum-exp.
 
-    ``sdpa`` is torch's fused kernel, ``bmm`` two matrix products around a softmax in fp32.
+    ``native`` is the runtime's own kernel, ``sdpa`` torch's fused one, ``bmm`` two matrix products
+    around a softmax in fp32.
     """
+    if kernel == "native":
+        from kvplan_validate.host_kernel import Attention as Native
+
+        out = torch.empty_like(query)
+        lse = torch.empty(query.shape[:-1], dtype=torch.float32)
+        run = Native(query, keys, values, out, lse)
+
+        def attend_natively() -> tuple[Any, Any]:
+            run()
+            return out, lse
+
+        return attend_natively
     scale = query.shape[-1] ** -0.5
     if kernel == "sdpa":
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -148,7 +165,7 @@ class Call(Series):
     def settings(self, machine: Machine) -> Iterator[Setting]:
         """Every dtype and kernel."""
         for dtype in DTYPES:
-            for kernel in KERNELS:
+            for kernel in (*best_kernels(machine.torch)[:1], *KERNELS):
                 yield {"dtype": dtype, "kernel": kernel, "sequences": 1, "tokens": 64}
 
     def bench(self, machine: Machine) -> AbstractContextManager[None]:
@@ -161,12 +178,28 @@ class Call(Series):
         return Sampled(samples=wall_samples(attend, most=100, budget_s=0.2, warm=5))
 
 
+def best_kernels(torch: Any) -> tuple[str, ...]:
+    """The kernel that the runtime uses, first, and torch's fused one beside it."""
+    from kvplan_validate.host_kernel import library
+
+    return ("native", "sdpa") if library() is not None else ("sdpa",)
+
+
 def _small(torch: Any, dtype: str, kernel: str) -> tuple[Any, Callable[[], tuple[Any, Any]]]:
     """A query ``[1, 32, 1, 128]`` and attention over 64 tokens with it."""
     kind = getattr(torch, DTYPES[dtype])
     query = torch.randn(1, 32, 1, HEAD_DIM).to(kind)
     keys, values = torch.randn(2, 1, 32, 64, HEAD_DIM).to(kind)
     return query, attention(torch, kernel, query, keys, values)
+
+
+def _small_native(torch: Any) -> Any:
+    """The runtime's kernel over 64 tokens of one sequence."""
+    from kvplan_validate.host_kernel import Attention as Native
+
+    query = torch.randn(1, 32, 1, HEAD_DIM).half()
+    keys, values = torch.randn(2, 1, 32, 64, HEAD_DIM).half()
+    return Native(query, keys, values, torch.empty_like(query), torch.empty(1, 32, 1))
 
 
 class HandOver(Series):
@@ -199,12 +232,22 @@ class HandOver(Series):
         from kvplan_validate.hostlane import HostLane, mapped
 
         torch, stream = machine.torch, machine.timer.stream
-        query, attend = _small(torch, "fp16", "sdpa")
+        kernel = best_kernels(torch)[0]
+        query, attend = _small(torch, "fp16", kernel)
         flat = bench[: query.nbytes].view(query.dtype)
         there, here = mapped(flat), torch.zeros(query.numel(), dtype=query.dtype, device="cuda")
         lane = HostLane()
-        work: Callable[[], object] = attend if at["work"] == "attention" else (lambda: None)
-        launch = lane.prepared(lambda: (work(), None)[1])
+        if at["work"] == "none":
+            launch = lane.prepared(lambda: None)
+        elif kernel == "native" and lane.can_be_asked:
+            steps = lane.asked(_small_native(torch))
+            lane.serve()
+
+            def launch(stream: Any) -> None:
+                for step in steps:
+                    step(stream)
+        else:
+            launch = lane.prepared(lambda: (attend(), None)[1])
         samples = []
         with torch.cuda.stream(stream):
             for _ in range(8):
@@ -218,4 +261,5 @@ class HandOver(Series):
                 marks[1].synchronize()
                 samples.append(marks[0].elapsed_time(marks[1]) / 1e3 / CHAIN)
         lane.check()
+        lane.close()
         return Sampled(samples=tuple(samples[2:]))

@@ -65,9 +65,7 @@ class Light(_Tiny):
     """Kernels between the large ones of a decode step."""
 
     key = "launch.light"
-    sentence = (
-        "Norms, copies, gathers and activations of a decode step in a graph: mean per kernel."
-    )
+    sentence = "The runtime's norms, copies, merge and activation in a graph: mean per kernel."
 
     def settings(self, machine: Machine) -> Iterator[Setting]:
         """One batch: such kernels take as long for any few sequences."""
@@ -89,20 +87,24 @@ class Light(_Tiny):
 
 
 def _light(torch: Any, sequences: int, hidden: int) -> list[Callable[[], Any]]:
-    """Two norms, two copies, two gathers of partial results and an activation."""
+    """Two norms, three copies, the merge of partial results and an activation."""
+    from kvplan_validate import kernels
+
     half = {"device": "cuda", "dtype": torch.float16}
     x, out = torch.randn(sequences, hidden, **half), torch.empty(sequences, hidden, **half)
-    wide, norm = torch.randn(sequences, 4 * hidden, **half), torch.ones(hidden, **half)
-    parts = [torch.randn(sequences, hidden, **half) for _ in range(5)]
-    lses = [torch.randn(sequences, 32, device="cuda") for _ in range(5)]
-    functional = torch.nn.functional
+    wide, weight = torch.randn(sequences, 4 * hidden, **half), torch.ones(hidden, **half)
+    query = torch.randn(sequences, hidden // 128, 1, 128, **half)
+    tail = torch.randn(1, sequences, 2, hidden // 128, 128, **half)
+    outputs = torch.randn(5, *query.shape, **half)
+    lses = torch.randn(5, *query.shape[:-1], device="cuda")
+    copies = [lambda: out.copy_(x)] * 3
 
-    def layer_norm() -> Any:
-        return functional.layer_norm(x, (hidden,), norm, None, 1e-5)
+    def norm() -> Any:
+        return kernels.norm(x, weight, 1e-5, centred=True)
 
     return [
-        layer_norm, layer_norm, lambda: out.copy_(x), lambda: out.copy_(x),
-        lambda: torch.stack(parts), lambda: torch.stack(lses), lambda: functional.relu(wide),
+        norm, norm, *copies, lambda: kernels.merge(query, tail, outputs, lses),
+        lambda: torch.nn.functional.relu(wide),
     ]  # fmt: skip
 
 
@@ -166,6 +168,24 @@ def small_step(layers: int) -> tuple[Any, Any, float]:
     launches = sum(operation.kernels for operation in found.graph.operations)
     bench = Bench(64 << 20)
     return bench, ready(bench, scenario, found), launches
+
+
+class Sample(_Tiny):
+    """Picking the next token."""
+
+    key = "launch.sample"
+    sentence = "The largest of the scores of a vocabulary, per entry."
+
+    def settings(self, machine: Machine) -> Iterator[Setting]:
+        """A large vocabulary."""
+        yield {"sequences": 16, "vocabulary": 1 << 17}
+
+    def sample(self, machine: Machine, bench: Any, at: Setting) -> Sampled:
+        """Time arg-max; a figure is seconds per entry."""
+        entries = int(at["vocabulary"])
+        scores = machine.torch.randn(int(at["sequences"]), entries, device="cuda").half()
+        times = machine.timer.per_operation(lambda index: scores.argmax(-1))
+        return Sampled(samples=tuple(seconds / entries for seconds in times))
 
 
 class Fork(_Tiny):
