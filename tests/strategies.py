@@ -364,7 +364,10 @@ def graphs(draw: st.DrawFn) -> tuple[StepGraph, list[float]]:
     for _ in range(draw(st.integers(0, 6))):
         one, other = draw(st.integers(0, count - 1)), draw(st.integers(0, count - 1))
         operations[one].after.append((other, draw(st.integers(1, 3))))
-    graph = StepGraph(operations, variables, [], {}, {}, Schedule(), draw(st.integers(1, 3)))
+    between = st.sampled_from((("h2d", "gpu"), ("gpu", "h2d"), ("disk", "h2d")))
+    edge_s = draw(st.dictionaries(between, magnitudes(1e-6, 1e-2), max_size=2))
+    cycles = draw(st.integers(1, 3))
+    graph = StepGraph(operations, variables, [], {}, {}, Schedule(), cycles, edge_s=edge_s)
     return graph, values
 
 

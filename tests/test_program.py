@@ -75,6 +75,7 @@ def test_start_times_respect_every_edge(drawn: tuple[StepGraph, list[float]]) ->
     for index, operation in enumerate(graph.operations):
         for before, lag in operation.after:
             ready = solution.start_s[before] + durations[before] - lag * period
+            ready += graph.delay_s(before, index)
             assert solution.start_s[index] >= ready - 1e-8 * period
 
 

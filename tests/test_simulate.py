@@ -26,8 +26,13 @@ def play(graph: StepGraph, durations: Sequence[float], steps: int) -> list[list[
     for step in range(steps):
         now: list[float] = []
         ends.append(now)
-        for operation, seconds in zip(graph.operations, durations, strict=True):
-            waits = [ends[step - lag][before] for before, lag in operation.after if step >= lag]
+        for index, operation in enumerate(graph.operations):
+            seconds = durations[index]
+            waits = [
+                ends[step - lag][before] + graph.delay_s(before, index)
+                for before, lag in operation.after
+                if step >= lag
+            ]
             now.append(max(waits, default=0.0) + seconds)
     return ends
 
@@ -81,6 +86,7 @@ def test_what_a_simulation_shows(drawn: tuple[StepGraph, list[float]]) -> None:
     for index, operation in enumerate(graph.operations):
         for before, lag in operation.after:
             ready = found.start_s[before] + found.duration_s[before] - lag * period
+            ready += graph.delay_s(before, index)
             assert found.start_s[index] >= ready - 1e-9 * period
     assert found.bottleneck in {o.resource or "latency" for o in graph.operations}
     critical = {graph.operations[i].resource or "latency" for i in found.critical}
