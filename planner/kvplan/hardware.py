@@ -209,6 +209,9 @@ def scaled(profile: HardwareProfile, *, rate: float) -> HardwareProfile:
             kernel_s=gpu.kernel_s / rate,
             launch_s=gpu.launch_s / rate,
             graph_launch_s=gpu.graph_launch_s and gpu.graph_launch_s / rate,
+            edge_s=gpu.edge_s and gpu.edge_s / rate,
+            wait_s=gpu.wait_s and gpu.wait_s / rate,
+            sample_s=gpu.sample_s and gpu.sample_s / rate,
             dequantise_bytes_per_s=_times(gpu.dequantise_bytes_per_s, rate),
             attention_shapes=tuple(
                 replace(a, seconds=_faster(a.seconds, rate)) for a in gpu.attention_shapes
