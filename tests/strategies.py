@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ from kvplan.hardware import (
     scaled,
 )
 from kvplan.hardware_library import hardware_names, load_hardware
-from kvplan.model import LayerSpec, ModelSpec
+from kvplan.model import Experts, Latent, LayerSpec, ModelSpec, State
 from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
@@ -123,8 +124,10 @@ def ideal(
 
 
 def usable_paths(scenario: Scenario, index: int) -> tuple[Path, ...]:
-    """Every path of the registry that the machine can run for a layer."""
+    """Every path of the registry that the machine can run for a layer, none without tokens."""
     spec, dtype = scenario.model.layers[index], scenario.workload.kv_dtype
+    if not scenario.cached_tokens(index):
+        return ()
     return tuple(p for p in REGISTRY.values() if p.available(scenario.hardware, spec, dtype))
 
 
@@ -182,9 +185,33 @@ def layers(draw: st.DrawFn) -> LayerSpec:
 
 
 @st.composite
+def unusual_layers(draw: st.DrawFn) -> LayerSpec:
+    """A layer of another kind: latent, compressed, sparse, state, cross, shared, expert or none."""
+    base = draw(layers())
+    width = draw(st.sampled_from((4, 24)))
+    without = {"query_heads": 0, "kv_heads": 0, "head_dim_k": 0, "head_dim_v": 0}
+    state = State(conv=3 * width, recurrent=16 * width, heads=width)
+    expert = 3 * base.hidden * base.intermediate
+    changes: dict[str, dict[str, Any]] = {
+        "latent": {"latent": Latent(rank=width, rope=8), "index": draw(st.sampled_from((0, 4)))},
+        "compressed": {"latent": Latent(rank=width, rope=0), "window": 8,
+                       "compression": draw(st.sampled_from((4, 128)))},
+        "fixed formats": {"dtype_k": "fp32", "dtype_v": "bf16"},
+        "cross beside": {"cross": width},
+        "cross alone": {"cross": width, "kv_heads": 0},
+        "shared": {"shared": True},
+        "state": {**without, "state": state},
+        "state alone": {**without, "state": state, "intermediate": 0, "mlp_params": 0},
+        "no attention": {**without, "attention_params": 0},
+        "experts": {"experts": Experts(count=8, active=2, params=expert), "mlp_params": 8 * expert},
+    }  # fmt: skip
+    return msgspec.structs.replace(base, **changes[draw(st.sampled_from(sorted(changes)))])
+
+
+@st.composite
 def models(draw: st.DrawFn, most_layers: int = 4) -> ModelSpec:
     """Layers that are all alike, alternate, or differ; one width of the residual stream."""
-    kinds = draw(st.lists(layers(), min_size=1, max_size=3))
+    kinds = draw(st.lists(layers() | unusual_layers(), min_size=1, max_size=3))
     count = draw(st.integers(1, most_layers))
     chosen = [kinds[i % len(kinds)] for i in range(count)]
     return model(chosen, vocab=draw(st.sampled_from((1, 100, 5000))))
@@ -259,6 +286,7 @@ def workloads(draw: st.DrawFn, most_context: int = 2000) -> Workload:
         batch=micro_batches * draw(st.integers(1, 8)), context=draw(st.integers(1, most_context)),
         gen=draw(st.sampled_from((0, 0, 16))), block=draw(st.sampled_from((1, 16, 64))),
         micro_batches=micro_batches, schedule=draw(st.sampled_from(("column", "row"))),
+        source_tokens=draw(st.sampled_from((0, 32))),
     )  # fmt: skip
 
 
@@ -293,11 +321,14 @@ def allocations(
         schedule: axis and stages.
         least_staged: share of each layer's tokens that goes through stages at least.
     """
-    result = []
+    result: list[tuple[Segment, ...]] = []
     count = len(scenario.model.layers)
     weights = st.sampled_from((0.0, 0.1, 1.0, 3.0))
     for index in range(count):
         tokens = scenario.cached_tokens(index)
+        if not tokens:
+            result.append(())
+            continue
         paths = usable_paths(scenario, index)
         staged = [p.name for p in paths if p.attends == "stage"]
         outside = [p.name for p in paths if p.attends != "stage"]

@@ -53,6 +53,7 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("--gpu", "", "--gpu: ''"),
     ("--gpu", "missing.toml", "missing.toml"),
     ("--gpu", "\x1b[31mred", "\\x1b"),
+    ("--source-tokens", "-1", "--source-tokens: '-1'"),
     ("--batch", "0", "--batch: '0'"),
     ("--batch", "-1", "--batch: '-1'"),
     ("--batch", "many", "--batch: 'many'"),

@@ -181,7 +181,7 @@ def test_options_reach_the_plan() -> None:
     inputs = json.loads(result.out)["inputs"]
     assert inputs["workload"] == {
         "batch": 64, "context": 1024, "gen": 24, "kv_dtype": "bf16", "block": 32,
-        "micro_batches": 2, "schedule": "row",
+        "micro_batches": 2, "schedule": "row", "source_tokens": None,
     }  # fmt: skip
     assert inputs["budgets"] == {
         "hbm_bytes": 3 * 2**30, "utilisation": 0.8, "reserve_bytes": 2**26,

@@ -36,13 +36,13 @@ def test_bytes_are_conserved(judged: tuple[Scenario, Evaluation]) -> None:
     expected: dict[str, float] = {}
     for index, segments in enumerate(plan.allocation):
         spec = scenario.model.layers[index]
-        kv, activation = spec.kv_bytes(2), 2 * spec.hidden
+        kv, activation = spec.kv_bytes(2), 2 * spec.activation_elements
         across = {
             "fetch": kv,
             "fetch_disk": kv,
             "recompute": activation,
-            "fetch_int8": spec.kv_bytes(1.0625),
-            "fetch_int4": spec.kv_bytes(0.5625),
+            "fetch_int8": spec.kv_elements * 1.0625,
+            "fetch_int4": spec.kv_elements * 0.5625,
         }
         for name, tokens in tokens_by_path(segments).items():
             for resource, size in (("h2d", across.get(name, 0.0)),

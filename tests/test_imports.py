@@ -18,7 +18,7 @@ HEAVY = ("torch", "matplotlib", "pulp", "pandas", "pyarrow")
 # From data files to the command line; a module may import from its own level and those above.
 LEVELS = [
     {"errors", "units", "datafiles", "dtypes", "names", "curve", "peak", "regret"},
-    {"model", "hardware", "hardware_parts", "workload", "schedule", "objective"},
+    {"limits", "layer", "model", "hardware", "hardware_parts", "workload", "schedule", "objective"},
     {"hardware_table", "hardware_file", "hardware_library", "hf_config", "model_library"},
     {"cost", "flop", "kvpr", "highs", "flexgen", "flexgen_policy"},
     {"paths"},

@@ -15,6 +15,7 @@ from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation, evaluate, refuse_overflow
 from kvplan.flexgen import Percentages, cache_shares, weight_shares
+from kvplan.layer import LayerSpec
 from kvplan.objective import MICRO_BATCHES, Objective
 from kvplan.peak import peak
 from kvplan.scenario import Options, Scenario
@@ -46,6 +47,9 @@ class Played:
     evaluation: Evaluation
     batching: Batching
     note: str | None = None
+
+
+NOTHING_CACHED = "no layer caches tokens that could be split"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +196,20 @@ def _staged(scenario: Scenario) -> Scenario:
     return dataclasses.replace(scenario, options=options)
 
 
+def _caches(scenario: Scenario) -> Callable[[LayerSpec], bool]:
+    tokens = scenario.workload.tokens
+    return lambda layer: layer.cached_tokens(tokens) > 0
+
+
 def kvpr_layer(scenario: Scenario) -> kvpr.Layer:
-    """The first layer as KVPR's cost model sees it, at the machine's link and matrix rates."""
-    spec, workload, hardware = scenario.model.layers[0], scenario.workload, scenario.hardware
+    """The first layer that caches tokens as KVPR's cost model sees it, at the machine's link and
+    matrix rates.
+    """
+    workload, hardware = scenario.workload, scenario.hardware
+    spec = next(filter(_caches(scenario), scenario.model.layers))
     return kvpr.Layer(
         batch=workload.batch,
-        hidden=spec.hidden,
+        hidden=spec.activation_elements,
         kv_elements=spec.kv_elements,
         element_bytes=element_bytes(workload.kv_dtype),
         tokens=workload.tokens,
@@ -209,12 +221,16 @@ def kvpr_layer(scenario: Scenario) -> kvpr.Layer:
 
 def kvpr_serial(scenario: Scenario) -> Evaluation | str:
     """KVPR's split, activations first and no prefetch over layers, one value for all layers."""
+    if not any(map(_caches(scenario), scenario.model.layers)):
+        return NOTHING_CACHED
     split = kvpr.serial_split(kvpr_layer(scenario))
     return _split(scenario, split, _schedule(scenario, stages=1, queue_depth=1, prefetch=False))
 
 
 def kvpr_pipelined(scenario: Scenario) -> Evaluation | str:
     """KVPR's split with the next layer prefetched."""
+    if not any(map(_caches(scenario), scenario.model.layers)):
+        return NOTHING_CACHED
     split = kvpr.pipelined_split(kvpr_layer(scenario))
     return _split(scenario, split, _schedule(scenario, stages=1, queue_depth=2))
 
@@ -239,6 +255,8 @@ def flexgen_percentages(scenario: Scenario) -> Played | str:
     Its linear program chooses for every number of GPU batches; what its runtime makes of the
     percentages is judged, in whole sequences and whole matrices.
     """
+    if not all(layer.plain for layer in scenario.model.layers):
+        return "its cost model knows only layers of K and V heads with a dense MLP"
     given = scenario.options.flexgen
     asked = None if given is None else Percentages(*given)
     own = scenario.workload.micro_batches
@@ -267,7 +285,7 @@ def _flexgen(
     rates = flexgen_policy.Rates.of(scenario.hardware, model, load.kv_dtype)
     if on_cpu and (
         rates.host_attention_bytes_per_s is None
-        or not all(any(p.name == "attend_host" for p in ps) for ps in scenario.paths.values())
+        or not all(any(p.name == "attend_host" for p in ps) for ps in scenario.paths.values() if ps)
     ):
         return None
     size = load.batch // gpu_batches
@@ -283,8 +301,8 @@ def _flexgen(
         return "it would keep weights on disk, which the step does not describe"
     gpu, cpu, disk = cache_shares(policy, size)
     streamed = [
-        min(away * layer.params * element_bytes(model.weight_dtype)
-            / cost.streamable_bytes(model, layer), 1.0)
+        min(away * cost.weight_bytes(model, layer) / max(cost.streamable_bytes(model, layer), 1.0),
+            1.0)
         for layer, (_, away, _) in zip(model.layers, held, strict=True)
     ]  # fmt: skip
     batching = Batching(load.batch, gpu_batches)

@@ -87,42 +87,53 @@ def gemm(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str) -> Cu
 def rebuild(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
     """Seconds to rebuild K and V from activations; the curve's volume is tokens.
 
-    Two projections (4hw FLOP per token, w the K or V width), then RoPE reads and writes K. Rebuilds
+    Two projections (4hw FLOP per token, w the K or V width), or one down-projection to the latent,
+    then RoPE reads and writes K. Rebuilds
     go on for the whole step, so where a rate under the power limit was measured it is that one.
 
     Source: KVPR, arXiv 2411.17089, equations 6-11, for the FLOP.
     """
     lasting = hardware.gpu.gemm_sustained or 1.0
-    burst = gemm(hardware, layer.hidden, layer.kv_elements, dtype)
+    burst = gemm(hardware, layer.activation_elements, layer.kv_elements, dtype)
     product = Curve(tuple(Piece(p.fixed_s, p.s_per_unit / lasting) for p in burst.pieces))
     if not layer.rope:
         return product
-    k_bytes = layer.kv_heads * layer.head_dim_k * element_bytes(dtype)
+    rotated = layer.latent.rope if layer.latent else layer.kv_heads * layer.head_dim_k
+    k_bytes = rotated * element_bytes(dtype)
     gpu = hardware.gpu
     return product.plus(gpu.kernel_s, 2.0 * k_bytes / gpu.hbm_bytes_per_s)
 
 
-def attend(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> Curve:
+def attend(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> Curve:
     """Seconds of one partial decode attention; the curve's volume is bytes of K and V read.
+
+    All query heads work on the one latent of a token, so with many heads a latent takes as long
+    as the products need: ``2 * heads * (width + rank)`` FLOP per token.
 
     Of the shapes that were measured, the one nearest in rows (sequences times KV heads) is taken,
     since rows are what the kernel spreads over the GPU; then the one nearest in grouping.
     """
     gpu = hardware.gpu
     if not gpu.attention_shapes:
-        return gpu.attention or affine(gpu.kernel_s, 1.0 / gpu.hbm_bytes_per_s)
-    group, rows = layer.query_heads / layer.kv_heads, sequences * layer.kv_heads
+        read = gpu.attention or affine(gpu.kernel_s, 1.0 / gpu.hbm_bytes_per_s)
+    else:
+        group, rows = layer.query_heads / layer.cache_heads, sequences * layer.cache_heads
 
-    def distance(shape: AttentionCurve) -> tuple[float, float]:
-        apart = abs(math.log(shape.sequences * shape.kv_heads / rows))
-        return apart, abs(math.log(shape.group / group))
+        def distance(shape: AttentionCurve) -> tuple[float, float]:
+            apart = abs(math.log(shape.sequences * shape.kv_heads / rows))
+            return apart, abs(math.log(shape.group / group))
 
-    return min(gpu.attention_shapes, key=distance).seconds
+        read = min(gpu.attention_shapes, key=distance).seconds
+    if layer.latent is None:
+        return read
+    work = 2.0 * (layer.query_elements + layer.partial_elements)
+    per_byte = work / layer.kv_bytes(element_bytes(dtype))
+    return latest(read, affine(gpu.kernel_s, per_byte / flop_per_s(hardware, dtype)))
 
 
-def attend_staged(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> Curve:
+def attend_staged(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> Curve:
     """As `attend`, for tokens that a copy brings: a kernel that waits takes a little longer."""
-    return attend(hardware, layer, sequences).plus(hardware.gpu.wait_s or 0.0, 0.0)
+    return attend(hardware, layer, dtype, sequences).plus(hardware.gpu.wait_s or 0.0, 0.0)
 
 
 def edge_s(hardware: HardwareProfile) -> dict[tuple[str, str], float]:
@@ -164,32 +175,94 @@ def read_disk(hardware: HardwareProfile) -> Curve | None:
 def attend_host(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve | None:
     """Seconds of attention on the CPU; the volume is bytes of K and V. None where unknown."""
     host = hardware.host
-    grouped = layer.query_heads > layer.kv_heads
+    grouped = layer.query_heads > layer.cache_heads
     rates = host.attention_gqa_bytes_per_s if grouped else host.attention_bytes_per_s
     rate = rates.get(dtype)
     return None if rate is None else affine(host.attention_latency_s, 1.0 / rate)
 
 
+def weights_s(
+    hardware: HardwareProfile, read: float, used: float, dtype: str, tokens: int
+) -> float:
+    """Seconds of products over a few tokens whose shapes do not matter.
+
+    Args:
+        hardware: the machine.
+        read: weights read, elements.
+        used: weights that each token meets, elements.
+        dtype: weight format.
+        tokens: rows of the input.
+    """
+    if read <= 0:
+        return 0.0
+    gpu = hardware.gpu
+    size = read * element_bytes(dtype)
+    read_s = gpu.linear.seconds(size) if gpu.linear else gpu.kernel_s + size / gpu.hbm_bytes_per_s
+    return max(read_s, gpu.kernel_s + 2.0 * tokens * used / flop_per_s(hardware, dtype))
+
+
 def project_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
-    """Seconds of the norm and the QKV projection of the new token."""
-    queries = layer.query_heads * layer.head_dim_k
-    return (
-        (project_kernels(layer) - 2) * hardware.gpu.kernel_s
-        + linear(hardware, layer.hidden, queries, dtype, sequences)
-        + linear(hardware, layer.hidden, layer.kv_elements, dtype, sequences)
+    """Seconds of the norm and the QKV projection of the new token.
+
+    Layers with a latent, an index, a state or a source read all of their attention weights here
+    but the output projection.
+    """
+    kernels_s = (project_kernels(layer) - 2) * hardware.gpu.kernel_s
+    if layer.plain or (layer.experts and not _unusual(layer)):
+        queries = layer.query_heads * layer.head_dim_k
+        return (
+            kernels_s
+            + linear(hardware, layer.hidden, queries, dtype, sequences)
+            + linear(hardware, layer.hidden, layer.kv_elements, dtype, sequences)
+        )
+    output = layer.query_heads * layer.head_dim_v * layer.hidden
+    weights = max(layer.attention_params - output, 0)
+    return kernels_s + weights_s(hardware, weights, weights, dtype, sequences)
+
+
+def _unusual(layer: LayerSpec) -> bool:
+    """Whether its attention is more or less than its own K and V heads."""
+    return not layer.kv_elements or bool(
+        layer.latent or layer.state or layer.index or layer.cross or layer.compression > 1
     )
 
 
 def finish_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
-    """Seconds of the merge, the output projection and the MLP of the new token."""
+    """Seconds of the merge, the output projection and the MLP of the new token.
+
+    Of experts, those are read that the sequences are expected to touch (`Experts.touched`).
+    """
+    seconds = (FINISH_KERNELS - 3) * hardware.gpu.kernel_s
     heads = layer.query_heads * layer.head_dim_v
+    if heads:
+        seconds += linear(hardware, heads, layer.hidden, dtype, sequences)
+    if layer.experts is not None:
+        read = layer.read_params(sequences) - layer.attention_params
+        used = layer.active_params - layer.attention_params
+        return seconds + weights_s(hardware, read, used, dtype, sequences)
+    if not layer.intermediate:
+        return seconds
     up = layer.intermediate * (2 if layer.gated_mlp else 1)
     return (
-        (FINISH_KERNELS - 3) * hardware.gpu.kernel_s
-        + linear(hardware, heads, layer.hidden, dtype, sequences)
+        seconds
         + linear(hardware, layer.hidden, up, dtype, sequences)
         + linear(hardware, layer.intermediate, layer.hidden, dtype, sequences)
     )
+
+
+def held_s(hardware: HardwareProfile, layer: LayerSpec, held: float, borrowed: float) -> float:
+    """Seconds to read what a layer attends or updates without placing it token by token.
+
+    Args:
+        hardware: the machine.
+        layer: the layer.
+        held: bytes of state, source and raw window, of all sequences; a state is also written.
+        borrowed: bytes it reads of another layer's cache.
+    """
+    if not held and not borrowed:
+        return 0.0
+    passes = 2.0 if layer.state is not None else 1.0
+    return hardware.gpu.kernel_s + (passes * held + borrowed) / hardware.gpu.hbm_bytes_per_s
 
 
 def head_s(hardware: HardwareProfile, model: ModelSpec, sequences: int) -> float:
@@ -216,13 +289,13 @@ def make_way(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve |
 
 def query_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
     """Seconds until a query has reached the host: latency plus its few bytes."""
-    size = sequences * layer.query_heads * layer.head_dim_k * element_bytes(dtype)
+    size = sequences * layer.query_elements * element_bytes(dtype)
     return hardware.d2h.latency_s + size / hardware.d2h.copy.rate()
 
 
 def partial_s(hardware: HardwareProfile, layer: LayerSpec, sequences: int) -> float:
     """Seconds until a partial result (fp32, with its log-sum-exp) has come back from the host."""
-    size = sequences * layer.query_heads * (layer.head_dim_v + 1) * 4
+    size = sequences * (layer.partial_elements + layer.query_heads) * 4
     return hardware.h2d.latency_s + size / hardware.h2d.copy.rate()
 
 
@@ -236,7 +309,7 @@ def streamable_bytes(model: ModelSpec, layer: LayerSpec) -> float:
     rebuilds need before the layer is reached.
     """
     kept = layer.hidden * layer.kv_elements
-    return (layer.params - kept) * element_bytes(model.weight_dtype)
+    return max(layer.params - kept, 0) * element_bytes(model.weight_dtype)
 
 
 def shared_weight_bytes(model: ModelSpec) -> float:

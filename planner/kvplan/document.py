@@ -111,6 +111,7 @@ def inputs_of(scenario: Scenario) -> Inputs:
     """Everything a plan depends on."""
     model, hardware = scenario.model, scenario.hardware
     fields = {name: getattr(model, name) for name in model.__struct_fields__ if name != "layers"}
+    fields["scales"] = list(model.scales)
     return Inputs(
         model=ModelInput(**fields, layers=layer_runs(model.layers)),
         hardware=HardwareInput(

@@ -169,7 +169,7 @@ def fetch_quantised(precision: str) -> Path:
     share = element_bytes(precision)
 
     def packed(layer: LayerSpec, dtype: str) -> float:
-        return layer.kv_bytes(share)
+        return layer.kv_elements * share
 
     return Path(
         name=f"fetch_{precision}",

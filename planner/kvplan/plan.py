@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from kvplan.model import MAX_LAYERS, LayerSpec
+from kvplan.layer import LayerSpec
+from kvplan.limits import MAX_LAYERS
 
 SCHEMA_VERSION = "1.1"
 """Version of the plan format: readers accept older minor versions, refuse other major ones."""
@@ -35,7 +36,7 @@ class LayerRun(_Part, frozen=True):
     layer: LayerSpec
 
 
-class ModelInput(_Part, frozen=True):
+class ModelInput(_Part, frozen=True, kw_only=True):
     """The model, whole, so that a plan can be read without the library it came from."""
 
     name: Name
@@ -49,6 +50,9 @@ class ModelInput(_Part, frozen=True):
     head_params: Count
     tied: bool
     source: str
+    source_tokens: Count | None = None
+    sequences_per_sample: Annotated[int, Meta(ge=1, le=2)] = 1
+    scales: list[Positive] = []
     layers: Annotated[list[LayerRun], Meta(min_length=1, max_length=MAX_LAYERS)]
 
 
@@ -73,6 +77,7 @@ class WorkloadInput(_Part, frozen=True):
     block: Positive
     micro_batches: Positive
     schedule: Literal["column", "row"]
+    source_tokens: Count | None = None
 
 
 class BudgetInput(_Part, frozen=True):

@@ -101,13 +101,14 @@ def model_of(plan: Plan) -> ModelSpec:
     fields = {
         name: getattr(plan.inputs.model, name)
         for name in plan.inputs.model.__struct_fields__
-        if name != "layers"
+        if name not in ("layers", "scales")
     }
+    scales = tuple(plan.inputs.model.scales)
     total = sum(run.count for run in plan.inputs.model.layers)
     if total > MAX_LAYERS:
         raise InputError("inputs.model.layers", total, f"at most {MAX_LAYERS} layers in all")
     layers = tuple(run.layer for run in plan.inputs.model.layers for _ in range(run.count))
-    return ModelSpec(**fields, layers=layers)
+    return ModelSpec(**fields, layers=layers, scales=scales)
 
 
 def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario:

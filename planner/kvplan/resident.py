@@ -10,7 +10,9 @@ from kvplan.schedule import Schedule
 
 def everything_resident(scenario: Scenario) -> Evaluation | None:
     """All K and V in HBM, or None where that does not fit or is not allowed."""
-    if any("resident" not in (p.name for p in paths) for paths in scenario.paths.values()):
+    if any(
+        paths and "resident" not in (p.name for p in paths) for paths in scenario.paths.values()
+    ):
         return None
     layers = range(len(scenario.model.layers))
     allocation = rounded(

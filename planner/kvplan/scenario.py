@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvplan.dtypes import QUANTISED_DTYPES
@@ -102,6 +102,20 @@ class Scenario:
     overrides: Mapping[str, float] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
 
+    def __post_init__(self) -> None:
+        """Settle the source that cross-attention reads.
+
+        Raises:
+            InputError: the model reads a source, and neither it nor the workload says how long.
+        """
+        if not self.model.cross_elements or self.workload.source_tokens is not None:
+            return
+        if self.model.source_tokens is None:
+            accepted = f"the tokens of the source that cross-attention of {self.model.name} reads"
+            raise InputError("source_tokens", None, accepted)
+        workload = replace(self.workload, source_tokens=self.model.source_tokens)
+        object.__setattr__(self, "workload", workload)
+
     @cached_property
     def capacity(self) -> dict[str, float]:
         """Bytes each tier may hold."""
@@ -141,11 +155,16 @@ class Scenario:
 
     @cached_property
     def paths(self) -> dict[LayerSpec, tuple[Path, ...]]:
-        """Paths each kind of layer may use on this machine, those that never pay left out."""
+        """Paths each kind of layer may use on this machine, those that never pay left out; none
+        where a layer caches no tokens.
+        """
         dtype, weights = self.workload.kv_dtype, self.model.weight_dtype
         chosen = self._named() if self.options.paths is not None else self._default()
-        found = {}
+        found: dict[LayerSpec, tuple[Path, ...]] = {}
         for layer in dict.fromkeys(self.model.layers):
+            if not layer.cached_tokens(self.workload.tokens):
+                found[layer] = ()
+                continue
             usable = tuple(p for p in chosen if p.available(self.hardware, layer, dtype))
             if self.options.paths is not None and len(usable) < len(chosen):
                 missing = next(p.name for p in chosen if p not in usable)

@@ -244,13 +244,7 @@ class _Builder:
 
     def project(self, layer: int, micro_batch: int, after: Sequence[int]) -> int:
         """Norm and QKV projection of the new token."""
-        curve = self.constant(
-            "project",
-            layer,
-            lambda spec: cost.project_s(
-                self.hardware, spec, self.weights_dtype, self.workload.micro_batch
-            ),
-        )
+        curve = self.constant("project", layer, self.project_s)
         before = [self.finished[micro_batch]] if micro_batch in self.finished else []
         index = self.add(
             Operation(
@@ -265,6 +259,16 @@ class _Builder:
         )
         self.projects.setdefault(micro_batch, index)
         return index
+
+    def project_s(self, spec: LayerSpec) -> float:
+        """Seconds of projecting, and of what the layer reads that no path places."""
+        sequences, size = self.workload.micro_batch, element_bytes(self.workload.kv_dtype)
+        tokens, source = self.workload.tokens, self.workload.source_tokens or 0
+        held = spec.held_bytes(tokens, size, source) * sequences
+        borrowed = spec.borrowed_bytes(tokens, size) * sequences
+        return cost.project_s(self.hardware, spec, self.weights_dtype, sequences) + cost.held_s(
+            self.hardware, spec, held, borrowed
+        )
 
     def attend_resident(self, layer: int, micro_batch: int, projected: int) -> list[int]:
         """Attention over tokens whose K and V stay in HBM."""
@@ -297,7 +301,8 @@ class _Builder:
         if key not in self.curves:
             spec, sequences = self.model.layers[layer], self.workload.micro_batch
             size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * sequences
-            self.curves[key] = attend(self.hardware, spec, sequences).scaled(size)
+            curve = attend(self.hardware, spec, self.workload.kv_dtype, sequences)
+            self.curves[key] = curve.scaled(size)
         return self.curves[key], cost.ATTEND_KERNELS
 
     def attend_away(self, layer: int, micro_batch: int, path: Path, projected: int) -> int:
@@ -502,8 +507,14 @@ class _Builder:
             spec = model.layers[layer]
             graph.tokens[layer] = spec.cached_tokens(self.workload.tokens)
         resident = sum(cost.weight_bytes(model, layer) for layer in model.layers)
+        size, source = element_bytes(self.workload.kv_dtype), self.workload.source_tokens or 0
+        held = sum(
+            count * layer.held_bytes(self.workload.tokens, size, source)
+            for layer, count, _ in model.layer_classes
+        )
         graph.constant_bytes = {
             "hbm": resident
+            + held * self.workload.batch
             + cost.shared_weight_bytes(model)
             + cost.workspace_bytes(model, self.workload.micro_batch)
         }

@@ -30,6 +30,8 @@ class Workload:
         micro_batches: equal parts the batch is decoded in.
         schedule: with several micro-batches, ``column`` takes all of them through one layer
             before the next (weights are loaded once per layer), ``row`` takes one through all.
+        source_tokens: tokens of the source (text, sound, image) that cross-attention reads; None
+            where the model has none.
     """
 
     batch: int = 32
@@ -39,6 +41,7 @@ class Workload:
     block: int = 64
     micro_batches: int = 1
     schedule: str = "column"
+    source_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -52,6 +55,8 @@ class Workload:
             raise InputError("micro_batches", self.micro_batches, accepted)
         if self.kv_dtype not in CACHE_DTYPES:
             raise InputError("kv_dtype", self.kv_dtype, f"one of {', '.join(CACHE_DTYPES)}")
+        if self.source_tokens is not None:
+            _whole("source_tokens", self.source_tokens, 0, MAX_CONTEXT)
         if self.schedule not in ("column", "row"):
             raise InputError("schedule", self.schedule, "column or row")
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvplan.errors import InputError
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan_validate import kernels
 
@@ -54,6 +55,21 @@ class LayerWeights:
         return ("query", "output", "up", "down")
 
 
+def refuse_unusual(model: ModelSpec) -> None:
+    """Refuse layers that this decoder has no kernels for.
+
+    Raises:
+        InputError: a layer that is not attention over its own K and V heads with a dense MLP.
+    """
+    for index, layer in enumerate(model.layers):
+        if not layer.plain or layer.head_dim_k != layer.head_dim_v:
+            accepted = (
+                "a model whose layers all attend their own K and V heads of one width and have a "
+                f"dense MLP; layer {index} does not, so plans for it cannot be run here yet"
+            )
+            raise InputError("model", model.name, accepted)
+
+
 class Decoder:
     """Random weights of a whole model on one device.
 
@@ -75,6 +91,7 @@ class Decoder:
         positions: int = 4096,
     ) -> None:
         """Draw the weights."""
+        refuse_unusual(model)
         self.model, self.device, self.dtype = model, device, dtype
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self.layers = [self._layer(spec) for spec in model.layers]

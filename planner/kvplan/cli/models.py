@@ -89,7 +89,7 @@ def _row(model: ModelSpec) -> dict[str, Any]:
         "layers": len(model.layers),
         "params": model.params,
         "kv_bytes_per_token": kv_bytes,
-        "act_over_kv": activation_bytes / kv_bytes,
+        "act_over_kv": activation_bytes / kv_bytes if kv_bytes else None,
         "max_positions": model.max_positions,
     }
 

@@ -56,6 +56,9 @@ class Request:
     schedule: Annotated[str | None, _option(
         _LOAD, "--schedule", metavar="column|row", help="All micro-batches through a layer first, "
         "or one through all layers. [default: column; both for throughput]")] = None
+    source_tokens: Annotated[str | None, _option(
+        _LOAD, "--source-tokens", metavar="TOKENS", help="Tokens of the source (text, sound, "
+        "image) that cross-attention reads. [default: what the model fixes]")] = None
     hbm: Annotated[str | None, _option(
         _MEMORY, "--hbm", metavar="SIZE", help="Most GPU memory to use, such as 40GiB.")] = None
     utilisation: Annotated[str, _option(

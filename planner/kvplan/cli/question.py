@@ -166,7 +166,9 @@ def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workl
         kv_dtype=request.kv_dtype,
         block=parse_tokens(request.block, "--block"),
         **_batching(request, objective),
-    )
+        source_tokens=None if request.source_tokens is None
+        else parse_tokens(request.source_tokens, "--source-tokens"),
+    )  # fmt: skip
 
 
 def _budgets(request: Request, hardware: HardwareProfile) -> Budgets:

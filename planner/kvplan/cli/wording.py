@@ -256,8 +256,9 @@ def more(plan: Plan) -> list[str]:
 
 def recompute_note(plan: Plan) -> str | None:
     """Why recomputing from host memory cannot help, where it cannot."""
-    ratios = [run.layer.act_over_kv() for run in plan.inputs.model.layers]
-    if min(ratios) < 1:
+    layers = [run.layer for run in plan.inputs.model.layers if run.layer.kv_elements]
+    ratios = [layer.act_over_kv() for layer in layers]
+    if not ratios or min(ratios) < 1:
         return None
     low, high = min(ratios), max(ratios)
     ratio = f"{low:.1f}x" if low == high else f"{low:.1f}x to {high:.1f}x"
