@@ -326,4 +326,5 @@ def workspace_bytes(model: ModelSpec, sequences: int) -> float:
         2 * layer.hidden + layer.intermediate * (2 if layer.gated_mlp else 1)
         for layer in model.layers
     )
-    return sequences * (2 * widest * element_bytes(model.weight_dtype) + 4 * model.vocab)
+    size = max(element_bytes(model.weight_dtype), 2.0)  # activations of quantised weights
+    return sequences * (2 * widest * size + 4 * model.vocab)

@@ -9,13 +9,14 @@ from kvplan.model import LayerSpec, ModelSpec
 
 
 def attend(layer: LayerSpec) -> float:
-    """Of attention over one cached token, one sequence: QK and PV for every query head.
+    """Of attention over one cached token, one sequence: QK and PV for every query head, in the
+    space of the latent where there is one.
 
     >>> from kvplan.model_library import load_model
     >>> attend(load_model("llama-7b").layers[0])  # 32 heads x 2 x (128 + 128)
     16384.0
     """
-    return 2.0 * layer.query_heads * (layer.head_dim_k + layer.head_dim_v)
+    return 2.0 * (layer.query_elements + layer.partial_elements)
 
 
 def rebuild(layer: LayerSpec) -> float:
@@ -27,17 +28,17 @@ def rebuild(layer: LayerSpec) -> float:
     >>> rebuild(load_model("llama-7b").layers[0])  # 2 x 4096 x 8192
     67108864.0
     """
-    return 2.0 * layer.hidden * layer.kv_elements
+    return float(layer.rebuild_flop)
 
 
 def new_token(layer: LayerSpec) -> float:
-    """Of a layer's projections and MLP for one new token: each weight is used once.
+    """Of a layer's projections and MLP for one new token: each weight it meets is used once.
 
     >>> from kvplan.model_library import load_model
     >>> new_token(load_model("llama-7b").layers[0])  # 2 x 202 383 360 weights
     404766720.0
     """
-    return 2.0 * layer.params
+    return 2.0 * layer.active_params
 
 
 def head(model: ModelSpec) -> float:

@@ -207,6 +207,8 @@ class LayerSpec(_Part, frozen=True, kw_only=True):
             if self.query_heads * getattr(self, field) > MAX_WIDTH:
                 accepted = f"at most {MAX_WIDTH} elements over {self.query_heads} query heads"
                 raise InputError(field, getattr(self, field), accepted)
+        if self.cross and self.cross % max(self.head_dim_k + self.head_dim_v, 1):
+            raise InputError("cross", self.cross, "whole heads of K and V")
         if self.compression > 1 and self.window is None:
             raise InputError("window", None, "a window beside compressed entries")
 

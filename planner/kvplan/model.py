@@ -21,7 +21,7 @@ __all__ = [
     "Latent", "LayerSpec", "ModelSpec", "State", "printable", "require_whole",
 ]  # fmt: skip
 
-WEIGHT_DTYPES = ("fp16", "bf16", "fp32")
+WEIGHT_DTYPES = ("fp16", "bf16", "fp32", "fp8", "int8", "int4")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,12 +34,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         vocab: rows of the embedding matrix.
         embedding_width: columns of the embedding matrix; ``hidden`` unless projected.
         max_positions: tokens the model was made for; None when unknown.
-        weight_dtype: ``fp16``, ``bf16`` or ``fp32``.
+        weight_dtype: format of the weights, such as ``bf16`` or ``fp8``.
         layers: decoder layers, first to last.
         embedding_params: token and position embeddings, and their projections.
         head_params: what one step reads to get logits: vocabulary matrix and final norm.
         tied: the head reads the embedding matrix, which then counts once in the total.
         source: where the numbers come from.
+        other_params: weights that no decode step reads: an encoder, input tables.
         source_tokens: tokens of the source that cross-attention reads, where the model fixes them.
         sequences_per_sample: sequences decoded for one sample: 2 with classifier-free guidance.
         scales: tokens of each scale of a visual autoregressive model, decoded scale by scale.
@@ -60,6 +61,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     head_params: int
     tied: bool
     source: str
+    other_params: int = 0
     source_tokens: int | None = None
     sequences_per_sample: int = 1
     scales: tuple[int, ...] = ()
@@ -71,6 +73,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         require_whole("vocab", self.vocab, 1, MAX_VOCAB)
         require_whole("embedding_params", self.embedding_params, 1, MAX_PARAMS)
         require_whole("head_params", self.head_params, 1, MAX_PARAMS)
+        require_whole("other_params", self.other_params, 0, MAX_PARAMS)
         require_whole("sequences_per_sample", self.sequences_per_sample, 1, 2)
         if self.source_tokens is not None:
             require_whole("source_tokens", self.source_tokens, 0, MAX_TOKENS)
@@ -92,7 +95,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """
         shared = self.vocab * self.embedding_width if self.tied else 0
         layers = sum(layer.params for layer in self.layers)
-        return self.embedding_params + layers + self.head_params - shared
+        return self.embedding_params + layers + self.head_params + self.other_params - shared
 
     @property
     def layer_classes(self) -> tuple[tuple[LayerSpec, int, tuple[int, ...]], ...]:
@@ -140,7 +143,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Args:
             context: tokens in the cache.
             bytes_per_element: size of an element in the cache's format.
-            source_tokens: tokens of the source that cross-attention reads; None for the model's.
+            other_params: weights that no decode step reads: an encoder, input tables.
+        source_tokens: tokens of the source that cross-attention reads; None for the model's.
 
         >>> _llama3(layers=(_llama3_layer(),) * 32).kv_bytes(4096, 2) / 2**20
         512.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
@@ -10,7 +11,7 @@ import msgspec
 
 from kvplan.datafiles import data_dir
 from kvplan.errors import InputError
-from kvplan.hf_config import read_config, read_json
+from kvplan.hf import parse_json, read_cache, read_config, read_json
 from kvplan.model import ModelSpec
 from kvplan.names import resolve
 
@@ -84,6 +85,27 @@ def load_model(name_or_path: str) -> ModelSpec:
     >>> load_model("Qwen/Qwen3-8B").layers[0].kv_bytes(2)
     4096
     """
+    return _read(name_or_path, read_config)
+
+
+def load_cache(name_or_path: str) -> ModelSpec:
+    """As `load_model`, for what is cached: figures that only weights need may be missing.
+
+    Args:
+        name_or_path: as for `load_model`; or the text of a JSON object.
+
+    Raises:
+        InputError: as `load_model`.
+
+    >>> load_cache('{"n_layer": 2, "n_embd": 64, "n_head": 4, "multi_query": true}').kv_bytes(1, 2)
+    128.0
+    """
+    if isinstance(name_or_path, str) and name_or_path.lstrip().startswith("{"):
+        return read_cache(parse_json(name_or_path, "model"), name="model", source="command line")
+    return _read(name_or_path, read_cache)
+
+
+def _read(name_or_path: str, read: Callable[..., ModelSpec]) -> ModelSpec:
     if not isinstance(name_or_path, str) or not name_or_path.strip():
         raise InputError("model", name_or_path, "a model name or a path to a config.json")
     if not _is_path(name_or_path):
@@ -91,9 +113,9 @@ def load_model(name_or_path: str) -> ModelSpec:
     else:
         content = read_json(name_or_path)
         if "config" not in content or "model_type" in content:
-            return read_config(content, name=name_or_path, source=f"file {name_or_path}")
+            return read(content, name=name_or_path, source=f"file {name_or_path}")
         file = _typed(content, name_or_path)
-    return read_config(file.config, name=file.name, source=f"{file.source} (grade {file.grade})")
+    return read(file.config, name=file.name, source=f"{file.source} (grade {file.grade})")
 
 
 def _is_path(text: str) -> bool:

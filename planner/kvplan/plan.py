@@ -50,6 +50,7 @@ class ModelInput(_Part, frozen=True, kw_only=True):
     head_params: Count
     tied: bool
     source: str
+    other_params: Count = 0
     source_tokens: Count | None = None
     sequences_per_sample: Annotated[int, Meta(ge=1, le=2)] = 1
     scales: list[Positive] = []

@@ -88,7 +88,7 @@ def recompute_data(plan: Plan) -> dict[str, Any]:
         "curves": curves,
         "kept": kept,
         "marks": _marks(plan, scenario, curves),
-        "act_over_kv": scenario.model.layers[0].act_over_kv(),
+        "act_over_kv": min(layer.act_over_kv() for layer in scenario.model.layers),
         "about": f"{wording.workload(plan)}; {wording.machine(plan)}; curves: "
         f"{schedule.stages} stages, queue depth {schedule.queue_depth}",
     }

@@ -1,0 +1,56 @@
+"""The language part of a configuration, wherever it is nested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvplan.errors import InputError
+from kvplan.hf.defaults import class_defaults, nested_type
+from kvplan.limits import printable
+
+NESTED = ("text_config", "language_config", "llm_config", "language_model_config", "lm_config")
+"""Keys under which composite models keep their language part."""
+
+WRAPPERS = ("thinker_config",)
+"""Keys that hold a composite model of their own."""
+
+OUTER = ("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config", "compression_config")
+"""Keys of the outer part that hold for the language part where it does not say otherwise."""
+
+
+def language_part(config: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """The keys of the language model, with class defaults for what a nested part leaves out.
+
+    Args:
+        config: the whole configuration.
+        name: what to call it in errors.
+
+    Raises:
+        InputError: a nested part that is no object, or several different ones.
+    """
+    for wrapper in WRAPPERS:
+        if config.get(wrapper) is not None:
+            return language_part(_object(config, wrapper, name), f"{name}: {wrapper}")
+    found = [key for key in NESTED if config.get(key) is not None]
+    if not found:
+        return config
+    key = found[0]
+    text = _object(config, key, name)
+    for other in found[1:]:
+        if _object(config, other, name) != text:
+            accepted = f"only one language part; {key} is another"
+            raise InputError(f"{name}: {other}", printable(config[other]), accepted)
+    outer = config.get("model_type")
+    inner = text.get("model_type")
+    if inner is None:
+        inner = nested_type(outer if isinstance(outer, str) else None)
+    known = class_defaults(inner) if isinstance(inner, str) else {}
+    passed = {key: config[key] for key in OUTER if key in config}
+    return {**known, **passed, **text, **({"model_type": inner} if inner is not None else {})}
+
+
+def _object(config: Mapping[str, object], key: str, name: str) -> Mapping[str, object]:
+    value = config[key]
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name}: {key}", printable(value), "a JSON object")
+    return value
