@@ -47,7 +47,7 @@ def test_the_answer_is_printed() -> None:
 
 
 def test_every_command_in_the_table_exists() -> None:
-    listed = set(re.findall(r"^\| `kvplan (\w+)", README.read_text(encoding="utf-8"), re.M))
+    listed = set(re.findall(r"^\| `kvplan ([\w-]+)", README.read_text(encoding="utf-8"), re.M))
     own = {command.name or "" for command in app.registered_commands}
     assert listed == own | {"profile", "validate"}
     for name in own:

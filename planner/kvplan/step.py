@@ -294,7 +294,7 @@ class _Builder:
         ]
 
     def attention(
-        self, layer: int, attend: Callable[[HardwareProfile, LayerSpec, int], Curve]
+        self, layer: int, attend: Callable[[HardwareProfile, LayerSpec, str, int], Curve]
     ) -> tuple[Curve, int]:
         """Seconds over tokens of one partial attention of a micro-batch, and its kernels."""
         key = (attend.__name__, self.kind[layer])

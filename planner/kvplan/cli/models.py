@@ -82,29 +82,39 @@ def _filed(file: Any) -> dict[str, Any]:
 
 
 def _row(model: ModelSpec) -> dict[str, Any]:
-    kv_bytes = sum(layer.kv_bytes(FP16_BYTES) for layer in model.layers)
-    activation_bytes = sum(layer.activation_elements * FP16_BYTES for layer in model.layers)
+    from kvplan.kv_size import KvSize
+
+    caching = [layer for layer in model.layers if layer.kv_elements]
+    size = KvSize(model=model, context=0)
+    kv_bytes = size.uniform_bytes_per_token
+    activation_bytes = sum(layer.activation_elements * FP16_BYTES for layer in caching)
     return {
         "name": model.name,
         "layers": len(model.layers),
+        "kv_layers": len(caching),
         "params": model.params,
+        "active_params": model.active_params,
         "kv_bytes_per_token": kv_bytes,
+        "fixed_bytes": size.fixed_bytes,
         "act_over_kv": activation_bytes / kv_bytes if kv_bytes else None,
         "max_positions": model.max_positions,
     }
 
 
 def _detail(name: str) -> dict[str, Any]:
+    from kvplan.cli.kv_size import describe
     from kvplan.model_library import load_model, model_file, model_names
 
     model = load_model(name)
     kinds = [
         {
-            "count": count, "first": where[0], "query_heads": layer.query_heads,
-            "kv_heads": layer.kv_heads, "head_dim_k": layer.head_dim_k,
-            "head_dim_v": layer.head_dim_v, "window": layer.window,
+            "count": count, "first": where[0], "what": describe(layer),
+            "query_heads": layer.query_heads, "kv_heads": layer.kv_heads,
+            "head_dim_k": layer.head_dim_k, "head_dim_v": layer.head_dim_v, "window": layer.window,
             "kv_bytes_per_token": layer.kv_bytes(FP16_BYTES),
-            "act_over_kv": layer.act_over_kv(FP16_BYTES), "params": layer.params,
+            "act_over_kv": layer.act_over_kv(FP16_BYTES) if layer.kv_elements else None,
+            "held_bytes": layer.held_bytes(0, FP16_BYTES, model.source_tokens or 0),
+            "params": layer.params, "active_params": layer.active_params,
         }
         for layer, count, where in model.layer_classes
     ]  # fmt: skip

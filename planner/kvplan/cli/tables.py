@@ -30,16 +30,36 @@ def _table(left: Sequence[str], right: Sequence[str] = (), last: Sequence[str] =
     return table
 
 
+def ratio(value: float | None) -> str:
+    """A ratio, or a dash where there is none.
+
+    >>> ratio(12.444), ratio(None)
+    ('12', '-')
+    """
+    return "-" if value is None else f"{value:.2g}"
+
+
+def params(row: Row) -> str:
+    """Weights, and those that one token meets where experts rest.
+
+    >>> params({"params": 8030261248, "active_params": 7504924672})
+    '8,030,261,248'
+    """
+    rests = row["active_params"] < 0.7 * row["params"]
+    active = f" ({row['active_params']:,} active)" if rests else ""
+    return f"{row['params']:,}{active}"
+
+
 def show_models(console: Console, rows: Sequence[Row]) -> None:
     """Print the list of models."""
     figures = ["layers", "params", "KV/token", "act/KV", "positions", "grade"]
-    table = _table(["name"], figures, ["aliases"])
+    table = _table(["name"], figures, ["short name"])
     table.columns[0].no_wrap = True
     for row in rows:
-        short = ", ".join(alias for alias in row["aliases"] if "/" not in alias)
+        short = min((alias for alias in row["aliases"] if "/" not in alias), key=len, default="")
         table.add_row(
             Text(row["name"]), str(row["layers"]), f"{row['params'] / 1e9:.1f} B",
-            format_bytes(row["kv_bytes_per_token"]), f"{row['act_over_kv']:.2g}",
+            format_bytes(row["kv_bytes_per_token"]), ratio(row["act_over_kv"]),
             str(row["max_positions"] or "?"), row["grade"], Text(short),
         )  # fmt: skip
     console.print(table)
@@ -54,23 +74,23 @@ def show_model(console: Console, rows: Sequence[Row]) -> None:
     console.print(Text(row["name"], style="bold green"))
     grid = _table(["", ""])
     facts = {
-        "family": row["family"], "layers": row["layers"], "params": f"{row['params']:,}",
+        "family": row["family"], "layers": row["layers"], "params": params(row),
         "hidden": row["hidden"], "vocab": row["vocab"], "weights": row["weight_dtype"],
         "max positions": row["max_positions"] or "not stated",
         "KV per token (fp16)": format_bytes(row["kv_bytes_per_token"]),
-        "activations / KV": f"{row['act_over_kv']:.3g}",
+        "states and sources": format_bytes(row["fixed_bytes"]),
+        "activations / KV": ratio(row["act_over_kv"]),
         "aliases": ", ".join(row.get("aliases", ())) or "none",
         "grade": row.get("grade", "none: a file"), "source": row["source"],
     }  # fmt: skip
     for label, value in facts.items():
         grid.add_row(Text(label, style="bold"), Text(str(value)))
     for kind in row["layer_kinds"]:
-        window = f", window {kind['window']}" if kind["window"] else ""
+        queries = f"{kind['query_heads']} query heads, " if kind["query_heads"] else ""
         grid.add_row(
             Text(f"{kind['count']} x layer", style="bold"),
-            Text(f"{kind['query_heads']} query heads, {kind['kv_heads']} KV heads of "
-                 f"{kind['head_dim_k']}{window}, KV {format_bytes(kind['kv_bytes_per_token'])} per "
-                 f"token, first is layer {kind['first']}"),
+            Text(f"{queries}{kind['what']}, KV {format_bytes(kind['kv_bytes_per_token'])} per "
+                 f"token, {params(kind)} weights, first is layer {kind['first']}"),
         )  # fmt: skip
     grid.show_header = False
     console.print(grid)
