@@ -23,6 +23,7 @@ from kvplan.hardware import (
     HardwareProfile,
     Host,
     Link,
+    Links,
     Provenance,
     number_paths,
     override,
@@ -84,10 +85,11 @@ def profile(
     gpu: Gpu, h2d: Link, d2h: Link, host: Host, disk: Disk | None = None
 ) -> HardwareProfile:
     """A machine of these parts."""
-    parts: Any = SimpleNamespace(gpu=gpu, h2d=h2d, d2h=d2h, host=host, disk=disk)
+    links = Links(h2d=h2d, d2h=d2h)
+    parts: Any = SimpleNamespace(gpu=gpu, links=links, host=host, disk=disk)
     mark = Provenance(kind="measured", source="test")
     return HardwareProfile(
-        name="test", title="test machine", aliases=(), kind="measured", gpu=gpu, h2d=h2d, d2h=d2h,
+        name="test", title="test machine", aliases=(), kind="measured", gpu=gpu, links=links,
         host=host, disk=disk, provenance=dict.fromkeys(number_paths(parts), mark), residuals={},
         digest="0" * 64, date="2026-01-01",
     )  # fmt: skip
@@ -270,6 +272,8 @@ def changed_profiles(draw: st.DrawFn) -> HardwareProfile:
     machine = scaled(load_hardware(draw(st.sampled_from(hardware_names()))),
                      rate=draw(magnitudes(0.01, 1.0)))  # fmt: skip
     slower = draw(magnitudes(0.05, 1.0))
+    if machine.unified:
+        return machine
     return override(machine, h2d_bytes_per_s=slower * machine.h2d.copy.rate())
 
 

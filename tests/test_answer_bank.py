@@ -8,7 +8,7 @@ per millisecond; what a problem does not name is free. Times are in milliseconds
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from strategies import LARGE, full_graph, ideal, layer, model
@@ -296,6 +296,7 @@ def test_curve_of_two_pieces() -> None:
     """
     machine = ideal(link=LINK)
     copy = Curve((Piece(0.0, 1 / LINK), Piece(-300 * MS, 2 / LINK)))
-    machine = replace(machine, h2d=Link(raw_bytes_per_s=LINK, copy=copy, latency_s=1e-30))
+    link = Link(raw_bytes_per_s=LINK, copy=copy, latency_s=1e-30)
+    machine = machine.with_link(h2d=link)
     assert ask(machine, ["fetch"], stages=2).ms == near(1400)
     assert ask(machine, ["fetch"], stages=1).ms == near(1700)

@@ -31,8 +31,11 @@ def h200() -> HardwareProfile:
 
 def test_the_machines_are_there() -> None:
     assert hardware_names() == (
-        "a100-40gb-pcie", "a100-40gb-sxm", "a100-80gb-pcie", "a100-80gb-sxm", "h100-pcie-80gb",
-        "h100-sxm-80gb", "h200-sxm-141gb", "l4", "rtx-4090", "t4",
+        "a10", "a100-40gb-pcie", "a100-40gb-sxm", "a100-80gb-pcie", "a100-80gb-sxm", "a10g",
+        "b200-sxm-180gb", "b300-sxm-288gb", "dgx-spark-gb10", "gb200", "gb300", "gh200-144gb",
+        "gh200-96gb", "h100-nvl-94gb", "h100-pcie-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l4",
+        "l40s", "mi300x", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-6000-ada", "rtx-a6000",
+        "rtx-pro-6000-blackwell", "t4", "v100-pcie-16gb", "v100-sxm2-32gb",
     )  # fmt: skip
 
 
@@ -56,11 +59,35 @@ def test_index_names_no_machine_that_is_not_there() -> None:
         ("a100", "a100-40gb-pcie"), ("A100", "a100-40gb-pcie"), ("a100 40GB", "a100-40gb-pcie"),
         ("h100", "h100-sxm-80gb"), ("H200", "h200-sxm-141gb"), ("4090", "rtx-4090"),
         ("RTX4090", "rtx-4090"), ("rtx_4090", "rtx-4090"), ("T4", "t4"), ("L4", "l4"),
-        ("A100_80GB_SXM", "a100-80gb-sxm"),
+        ("A100_80GB_SXM", "a100-80gb-sxm"), ("gb10", "dgx-spark-gb10"), 
+        ("DGX Spark", "dgx-spark-gb10"),
+        ("v100", "v100-pcie-16gb"), ("A6000", "rtx-a6000"), ("gh200", "gh200-96gb"),
+        ("A100 SXM4 80GB", "a100-80gb-sxm"), ("h100-sxm5", "h100-sxm-80gb"),
+        ("b200 192gb", "b200-sxm-180gb"),
+        ("80gb a100 pcie", "a100-80gb-pcie"), ("gh200 144gb", "gh200-144gb"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"), ("NVIDIA A100-SXM4-80GB", "a100-80gb-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"), ("Tesla T4", "t4"), ("MI300X", "mi300x"),
+        ("b200", "b200-sxm-180gb"), ("rtx 6000 ada", "rtx-6000-ada"),
     ],
 )  # fmt: skip
 def test_forgiving_names(typed: str, name: str) -> None:
     assert load_hardware(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "candidates"),
+    [
+        ("a100-80gb", ["a100-80gb-pcie", "a100-80gb-sxm"]),
+        ("a100-sxm", ["a100-40gb-sxm", "a100-80gb-sxm"]),
+        ("rtx 4080", ["rtx-4090"]), ("rtx3090ti", ["rtx-3090"]), ("mi308x", ["mi300x"]),
+        ("L40", ["l40s", "l4"]), ("h20", ["h200-sxm-141gb"]),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_name_lists_what_it_could_be(typed: str, candidates: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        load_hardware(typed)
+    for candidate in candidates:
+        assert candidate in caught.value.accepted
 
 
 def test_a100_means_the_40_gb_pcie_card_and_says_so() -> None:

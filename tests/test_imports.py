@@ -18,17 +18,8 @@ HEAVY = ("torch", "matplotlib", "pulp", "pandas", "pyarrow")
 # From data files to the command line; a module may import from its own level and those above.
 LEVELS = [
     {"errors", "units", "datafiles", "dtypes", "formats", "names", "curve", "peak", "regret"},
-    {
-        "limits",
-        "layer",
-        "model",
-        "kv_size",
-        "hardware",
-        "hardware_parts",
-        "workload",
-        "schedule",
-        "objective",
-    },
+    {"hardware_parts", "slot", "link", "disk", "limits", "layer"},
+    {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
     {"hardware_table", "hardware_file", "hardware_library", "hf", "model_library"},
     {"cost", "flop", "kvpr", "highs", "flexgen", "flexgen_policy"},
     {"paths"},

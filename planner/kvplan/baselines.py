@@ -15,6 +15,7 @@ from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation, evaluate, refuse_overflow
 from kvplan.flexgen import Percentages, cache_shares, weight_shares
+from kvplan.hardware import ONE_POOL
 from kvplan.layer import LayerSpec
 from kvplan.objective import MICRO_BATCHES, Objective
 from kvplan.peak import peak
@@ -142,6 +143,7 @@ def _schedule(scenario: Scenario, **changes: object) -> Schedule:
     weights = sum(cost.weight_bytes(scenario.model, layer) for layer in scenario.model.layers)
     fits = weights + cost.shared_weight_bytes(scenario.model) < scenario.capacity["hbm"]
     stream = options.weights == "streamed" or (options.weights == "auto" and not fits)
+    stream = stream and not scenario.hardware.unified
     base = Schedule(boundary=options.boundary, mode=options.mode, stream_weights=stream)
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -349,6 +351,8 @@ def ladder(scenario: Scenario) -> tuple[Rung, ...]:
 
 def at_batch(scenario: Scenario, baseline: Baseline) -> Rung:
     """A baseline with the workload as it is."""
+    if scenario.hardware.unified and baseline.plan is not no_offload:
+        return rung_of(scenario, baseline, ONE_POOL)
     return rung_of(scenario, baseline, baseline.plan(scenario))
 
 
@@ -369,6 +373,8 @@ def rung_of(scenario: Scenario, baseline: Baseline, result: Evaluation | Played 
 def at_best_batch(scenario: Scenario, baseline: Baseline) -> Rung:
     """A baseline with the batch that makes most tokens per second; micro-batches are its own."""
     least, most = scenario.objective.batches
+    if scenario.hardware.unified and baseline.plan is not no_offload:
+        return at_batch(scenario, baseline)
     if baseline.search is not None:
         return rung_of(scenario, baseline, baseline.search(scenario))
     known: dict[int, Rung] = {}

@@ -83,6 +83,8 @@ def bounded_candidates(scenario: Scenario) -> list[Candidate]:
 
 def streaming(scenario: Scenario) -> tuple[bool, ...]:
     """Whether to consider resident weights, streamed weights, or both."""
+    if scenario.hardware.unified:
+        return (False,)
     if scenario.options.weights != "auto":
         return (scenario.options.weights == "streamed",)
     model = scenario.model

@@ -191,15 +191,17 @@ def values(scenario: Scenario, found: Search) -> list[Value]:
     Memory: the duals of the program. Rates: the program's bound solved again with the better rate.
     """
     duals, hardware = found.relaxation.capacity_s_per_byte, scenario.hardware
-    link = hardware.h2d.copy.rate() + GB
     flop = 1.1 * cost.flop_per_s(hardware, scenario.model.weight_dtype)
     listed = [
         ("1 GiB more HBM", duals.get("hbm", 0.0) * GIB),
         ("1 GiB more host memory", duals.get("dram", 0.0) * GIB),
         ("1 GiB more pinned memory", duals.get("pinned", 0.0) * GIB),
-        ("1 GB/s more link bandwidth", saved_s(scenario, found, h2d_bytes_per_s=link)),
         ("10 % more FLOP/s", saved_s(scenario, found, flop_per_s=flop)),
     ]
+    if not hardware.unified:
+        link = hardware.h2d.copy.rate() + GB
+        saved = saved_s(scenario, found, h2d_bytes_per_s=link)
+        listed.insert(3, ("1 GB/s more link bandwidth", saved))
     return [Value(what=what, saved_s=saved) for what, saved in listed]
 
 

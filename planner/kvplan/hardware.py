@@ -2,8 +2,7 @@
 
     HardwareProfile
     ├── gpu    Gpu     memory, rates, GEMM curves, launch costs
-    ├── h2d    Link    host to GPU
-    ├── d2h    Link    GPU to host
+    ├── links  Links   host to GPU and back; None where both share one memory
     ├── host   Host    DRAM and attention on the CPU
     └── disk   Disk    optional
 
@@ -13,27 +12,27 @@ Every number has a `Provenance` under its key path (``gpu.memory``, ``h2d.copy``
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvplan.curve import Curve, Piece
+from kvplan.disk import Disk
 from kvplan.errors import InputError
+from kvplan.hardware_change import CHANGES
 from kvplan.hardware_parts import (
     DTYPES,
     KINDS,
     AttentionCurve,
-    Disk,
     GemmCurve,
     Gpu,
     Host,
     Kind,
-    Link,
     Provenance,
     peak_rate,
     positive,
-    whole,
+    times,
 )
+from kvplan.link import Link, Links
 
 __all__ = [
     "DTYPES",
@@ -46,12 +45,17 @@ __all__ = [
     "Host",
     "Kind",
     "Link",
+    "Links",
     "Provenance",
     "number_paths",
     "override",
     "peak_rate",
     "scaled",
 ]
+
+
+ONE_POOL = "CPU and GPU share one memory, so offload frees nothing"
+"""Why a unified-memory machine refuses to offload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +68,7 @@ class HardwareProfile:
         aliases: other names it answers to.
         kind: of the profile as a whole.
         gpu: the GPU.
-        h2d: link from host to GPU.
-        d2h: link from GPU to host.
+        links: between host and GPU; None where CPU and GPU share one memory.
         host: host memory and CPU.
         disk: None where the machine has none.
         provenance: key path to provenance, for every number.
@@ -83,8 +86,7 @@ class HardwareProfile:
     aliases: tuple[str, ...]
     kind: Kind
     gpu: Gpu
-    h2d: Link
-    d2h: Link
+    links: Links | None
     host: Host
     disk: Disk | None
     provenance: Mapping[str, Provenance] = field(hash=False)
@@ -99,6 +101,49 @@ class HardwareProfile:
         for path in number_paths(self):
             if not any(key == path or key.startswith(f"{path}.") for key in self.provenance):
                 raise InputError(path, None, "every number needs its provenance")
+
+    @property
+    def unified(self) -> bool:
+        """Whether CPU and GPU share one memory: no link, and nothing to offload to."""
+        return self.links is None
+
+    @property
+    def h2d(self) -> Link:
+        """The link from host to GPU.
+
+        Raises:
+            InputError: CPU and GPU share one memory.
+        """
+        return self.linked().h2d
+
+    @property
+    def d2h(self) -> Link:
+        """The link from GPU to host.
+
+        Raises:
+            InputError: CPU and GPU share one memory.
+        """
+        return self.linked().d2h
+
+    def linked(self) -> Links:
+        """Both directions of the link.
+
+        Raises:
+            InputError: CPU and GPU share one memory.
+        """
+        if self.links is None:
+            raise InputError("gpu", self.name, f"a machine with a link to host memory: {ONE_POOL}")
+        return self.links
+
+    def with_link(self, *, h2d: Link | None = None, d2h: Link | None = None) -> HardwareProfile:
+        """The same machine with another direction of its link, in no slot there is.
+
+        Raises:
+            InputError: CPU and GPU share one memory.
+        """
+        links = self.linked()
+        changed = replace(links, h2d=h2d or links.h2d, d2h=d2h or links.d2h, slot=None)
+        return replace(self, links=changed)
 
     @property
     def host_attention_measured(self) -> bool:
@@ -124,11 +169,10 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
     yield from ["gpu.gemm_sustained"] * (gpu.gemm_sustained is not None)
     for name in ("graph_launch", "edge", "wait", "sample"):
         yield from [f"gpu.{name}"] * (getattr(gpu, f"{name}_s") is not None)
-    for name, link in (("h2d", profile.h2d), ("d2h", profile.d2h)):
-        yield from (f"{name}.raw_bandwidth", f"{name}.copy", f"{name}.latency")
-        yield from [f"{name}.duplex_bandwidth"] * (link.duplex_bytes_per_s is not None)
-        yield from [f"{name}.pageable_bandwidth"] * (link.pageable_bytes_per_s is not None)
-    yield from ("host.dram", "host.attention_latency")
+    if profile.links is not None:
+        yield from _link_paths(profile.links)
+        yield "host.dram"
+    yield "host.attention_latency"
     for name in ("copy_share", "copy_share_gqa"):
         yield from [f"host.{name}"] * (getattr(host, name) is not None)
     yield from ["host.pinned"] * (host.pinned_bytes is not None)
@@ -136,9 +180,24 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
     yield from (f"host.attention_gqa_bandwidth.{dtype}" for dtype in host.attention_gqa_bytes_per_s)
     if profile.disk is not None:
         yield from ("disk.read", "disk.capacity")
+        yield from (f"disk.queue.{index}" for index in range(len(profile.disk.queues)))
+
+
+def _link_paths(links: Links) -> Iterator[str]:
+    for name, link in (("h2d", links.h2d), ("d2h", links.d2h)):
+        yield from (f"{name}.raw_bandwidth", f"{name}.copy", f"{name}.latency")
+        for rate in ("duplex", "pageable", "far"):
+            given = getattr(link, f"{rate}_bytes_per_s") is not None
+            yield from [f"{name}.{rate}_bandwidth"] * given
+        for pieces in ("loop", "batch"):
+            yield from [f"{name}.{pieces}"] * (getattr(link, pieces) is not None)
+    if links.uplink is not None:
+        yield from ("link.uplink.h2d_bandwidth", "link.uplink.d2h_bandwidth")
 
 
 OVERRIDES = (
+    "link_generation",
+    "link_lanes",
     "h2d_bytes_per_s",
     "flop_per_s",
     "hbm_bytes",
@@ -152,6 +211,8 @@ OVERRIDES = (
 def override(
     profile: HardwareProfile,
     *,
+    link_generation: float | None = None,
+    link_lanes: float | None = None,
     h2d_bytes_per_s: float | None = None,
     flop_per_s: float | None = None,
     hbm_bytes: int | None = None,
@@ -163,6 +224,8 @@ def override(
 
     Args:
         profile: the machine to start from.
+        link_generation: PCIe generation of the slot; its rates move in proportion.
+        link_lanes: PCIe lanes of the slot; likewise.
         h2d_bytes_per_s: rate of large copies to the GPU; the fixed cost per copy stays.
         flop_per_s: achieved fp16 and bf16 matrix rate; other dtypes move in proportion.
         hbm_bytes: GPU memory.
@@ -177,6 +240,8 @@ def override(
         InputError: not a finite number above zero, or a rate above the link's raw rate.
     """
     given = (
+        link_generation,
+        link_lanes,
         h2d_bytes_per_s,
         flop_per_s,
         hbm_bytes,
@@ -184,7 +249,7 @@ def override(
         hbm_bytes_per_s,
         host_attention_bytes_per_s,
     )
-    for (name, change), value in zip(_CHANGES.items(), given, strict=True):
+    for (name, change), value in zip(CHANGES.items(), given, strict=True):
         if value is not None:
             parts, paths = change(profile, value)
             profile = _changed(profile, f"{name}={value!r}", parts, paths, "command line")
@@ -203,117 +268,33 @@ def scaled(profile: HardwareProfile, *, rate: float) -> HardwareProfile:
         "gpu": replace(
             gpu,
             hbm_bytes_per_s=gpu.hbm_bytes_per_s * rate,
-            flop_per_s=_times(gpu.flop_per_s, rate),
-            gemm=tuple(replace(g, seconds=_faster(g.seconds, rate)) for g in gpu.gemm),
-            attention=gpu.attention and _faster(gpu.attention, rate),
+            flop_per_s=times(gpu.flop_per_s, rate),
+            gemm=tuple(replace(g, seconds=g.seconds.faster(rate)) for g in gpu.gemm),
+            attention=gpu.attention and gpu.attention.faster(rate),
             kernel_s=gpu.kernel_s / rate,
             launch_s=gpu.launch_s / rate,
             graph_launch_s=gpu.graph_launch_s and gpu.graph_launch_s / rate,
             edge_s=gpu.edge_s and gpu.edge_s / rate,
             wait_s=gpu.wait_s and gpu.wait_s / rate,
             sample_s=gpu.sample_s and gpu.sample_s / rate,
-            dequantise_bytes_per_s=_times(gpu.dequantise_bytes_per_s, rate),
+            dequantise_bytes_per_s=times(gpu.dequantise_bytes_per_s, rate),
             attention_shapes=tuple(
-                replace(a, seconds=_faster(a.seconds, rate)) for a in gpu.attention_shapes
+                replace(a, seconds=a.seconds.faster(rate)) for a in gpu.attention_shapes
             ),
-            linear=gpu.linear and _faster(gpu.linear, rate),
+            linear=gpu.linear and gpu.linear.faster(rate),
         ),
-        "h2d": _faster_link(profile.h2d, rate),
-        "d2h": _faster_link(profile.d2h, rate),
+        "links": profile.links and profile.links.faster(rate),
         "host": replace(
             host,
-            attention_bytes_per_s=_times(host.attention_bytes_per_s, rate),
-            attention_gqa_bytes_per_s=_times(host.attention_gqa_bytes_per_s, rate),
+            attention_bytes_per_s=times(host.attention_bytes_per_s, rate),
+            attention_gqa_bytes_per_s=times(host.attention_gqa_bytes_per_s, rate),
             attention_latency_s=host.attention_latency_s / rate,
         ),
-        "disk": disk and replace(disk, read=_faster(disk.read, rate)),
+        "disk": disk and disk.faster(rate),
     }
     sizes = {"gpu.memory", "host.dram", "host.pinned", "disk.capacity"}
     paths = [path for path in number_paths(profile) if path not in sizes]
     return _changed(profile, f"rate={rate!r}", parts, paths, f"every rate times {rate:g}")
-
-
-_Change = tuple[dict[str, Any], list[str]]
-"""Changed fields of the profile, and the key paths of the numbers that changed."""
-
-
-def _with_h2d(profile: HardwareProfile, rate: float) -> _Change:
-    link = profile.h2d
-    factor = positive("h2d_bytes_per_s", rate) / link.copy.rate()
-    changed: dict[str, Any] = {"copy": link.copy.scaled(1 / factor)}
-    for name in ("duplex", "pageable"):
-        old = getattr(link, f"{name}_bytes_per_s")
-        if old is not None:
-            changed[f"{name}_bytes_per_s"] = old * factor
-    paths = ["h2d." + name.replace("bytes_per_s", "bandwidth") for name in changed]
-    try:
-        return {"h2d": replace(link, **changed)}, paths
-    except InputError as error:
-        raise InputError("h2d_bytes_per_s", error.value, error.accepted) from None
-
-
-def _with_flop(profile: HardwareProfile, rate: float) -> _Change:
-    gpu = profile.gpu
-    halves = [gpu.flop_per_s[d] for d in ("fp16", "bf16") if d in gpu.flop_per_s]
-    factor = positive("flop_per_s", rate) / max(halves or gpu.flop_per_s.values())
-    rates = _times(gpu.flop_per_s, factor) | {"fp16": rate, "bf16": rate}
-    curves = tuple(replace(g, seconds=g.seconds.scaled(1 / factor)) for g in gpu.gemm)
-    paths = [f"gpu.flop.{dtype}" for dtype in rates]
-    paths += [f"gpu.gemm.{index}.time" for index in range(len(curves))]
-    return {"gpu": replace(gpu, flop_per_s=rates, gemm=curves)}, paths
-
-
-def _with_hbm(profile: HardwareProfile, size: int) -> _Change:
-    size = whole("hbm_bytes", size)
-    return {"gpu": replace(profile.gpu, memory_bytes=size)}, ["gpu.memory"]
-
-
-def _with_dram(profile: HardwareProfile, size: int) -> _Change:
-    size = whole("dram_bytes", size, least=0)
-    return {"host": replace(profile.host, dram_bytes=size)}, ["host.dram"]
-
-
-def _with_hbm_rate(profile: HardwareProfile, rate: float) -> _Change:
-    gpu = profile.gpu
-    factor = positive("hbm_bytes_per_s", rate) / gpu.hbm_bytes_per_s
-    changed = replace(
-        gpu,
-        hbm_bytes_per_s=rate,
-        attention=gpu.attention and gpu.attention.scaled(1 / factor),
-        dequantise_bytes_per_s=_times(gpu.dequantise_bytes_per_s, factor),
-        attention_shapes=tuple(
-            replace(a, seconds=a.seconds.scaled(1 / factor)) for a in gpu.attention_shapes
-        ),
-        linear=gpu.linear and gpu.linear.scaled(1 / factor),
-    )
-    moved = ("gpu.hbm_bandwidth", "gpu.attention", "gpu.attention_points", "gpu.linear",
-             "gpu.dequantise_bandwidth")  # fmt: skip
-    return {"gpu": changed}, [
-        path for path in number_paths(profile)
-        if any(path == key or path.startswith(f"{key}.") for key in moved)
-    ]  # fmt: skip
-
-
-def _with_host_attention(profile: HardwareProfile, rate: float) -> _Change:
-    rates = dict.fromkeys(("fp16", "bf16"), positive("host_attention_bytes_per_s", rate))
-    host = replace(
-        profile.host,
-        attention_bytes_per_s={**profile.host.attention_bytes_per_s, **rates},
-        attention_gqa_bytes_per_s={**profile.host.attention_gqa_bytes_per_s, **rates},
-    )
-    names = ("attention_bandwidth", "attention_gqa_bandwidth")
-    return {"host": host}, [f"host.{name}.{dtype}" for name in names for dtype in rates]
-
-
-_CHANGES: dict[str, Callable[[HardwareProfile, Any], _Change]] = {
-    "h2d_bytes_per_s": _with_h2d,
-    "flop_per_s": _with_flop,
-    "hbm_bytes": _with_hbm,
-    "dram_bytes": _with_dram,
-    "hbm_bytes_per_s": _with_hbm_rate,
-    "host_attention_bytes_per_s": _with_host_attention,
-}
-"""What `override` can change, in the order it does."""
 
 
 def _changed(
@@ -328,23 +309,4 @@ def _changed(
     digest = hashlib.sha256(f"{profile.digest}\n{what}".encode()).hexdigest()
     return replace(
         profile, **parts, kind="assumed", provenance=provenance, residuals=residuals, digest=digest
-    )
-
-
-def _times(rates: Mapping[str, float], factor: float) -> dict[str, float]:
-    return {dtype: rate * factor for dtype, rate in rates.items()}
-
-
-def _faster(curve: Curve, rate: float) -> Curve:
-    """Every time divided by ``rate``."""
-    return Curve(tuple(Piece(p.fixed_s / rate, p.s_per_unit / rate) for p in curve.pieces))
-
-
-def _faster_link(link: Link, rate: float) -> Link:
-    return Link(
-        raw_bytes_per_s=link.raw_bytes_per_s * rate,
-        copy=_faster(link.copy, rate),
-        latency_s=link.latency_s / rate,
-        duplex_bytes_per_s=link.duplex_bytes_per_s and link.duplex_bytes_per_s * rate,
-        pageable_bytes_per_s=link.pageable_bytes_per_s and link.pageable_bytes_per_s * rate,
     )

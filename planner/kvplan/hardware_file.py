@@ -13,6 +13,7 @@ import re
 import tomllib
 from typing import Any
 
+from kvplan.disk import Queue
 from kvplan.errors import InputError
 from kvplan.hardware import (
     DTYPES,
@@ -24,8 +25,11 @@ from kvplan.hardware import (
     HardwareProfile,
     Host,
     Link,
+    Links,
 )
-from kvplan.hardware_table import FLOP, RATE, SHARE, SIZE, TIME, TOKENS, Table
+from kvplan.hardware_table import DEPTH, FLOP, RATE, SHARE, SIZE, TIME, TOKENS, Table
+from kvplan.link import Pieces, Uplink
+from kvplan.slot import C2C, Slot, parse_link
 
 SCHEMA = 1
 """Version of the file format."""
@@ -88,22 +92,25 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
     top = Table(file, "", document, {}, {})
     if "schema" in document and repr(document["schema"]) != str(SCHEMA):
         raise top.error("schema", document["schema"], f"{SCHEMA}, the known format")
-    top.keys("schema name title kind date gpu h2d d2h host", "aliases disk")
+    unified = "unified" in document
+    top.keys(
+        "schema name title kind date gpu host" + " unified" * unified + " h2d d2h" * (not unified),
+        "aliases disk" + " link" * (not unified),
+    )
+    if unified and document["unified"] is not True:
+        raise top.error("unified", document["unified"], "true, or left out")
     name = top.text("name")
     if not _NAME.fullmatch(name):
         raise top.error("name", name, "lower-case letters, digits, '.' and '-'")
-    disk = top.table("disk", "read capacity") if "disk" in document else None
     fields: dict[str, Any] = {
         "name": name,
         "title": top.text("title"),
         "aliases": tuple(top.texts("aliases")),
         "kind": top.choice("kind", KINDS),
         "gpu": _gpu(top),
-        "h2d": _link(top, "h2d"),
-        "d2h": _link(top, "d2h"),
-        "host": _host(top),
-        "disk": disk
-        and disk.build(Disk, read=disk.curve("read"), capacity_bytes=disk.size("capacity")),
+        "links": None if unified else _links(top),
+        "host": _host(top, unified),
+        "disk": _disk(top) if "disk" in document else None,
         "date": top.date("date"),
     }
     digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -168,15 +175,49 @@ def _attention_shapes(gpu: Table) -> tuple[AttentionCurve, ...]:
     return tuple(curves)
 
 
-def _rows(gpu: Table, key: str) -> list[Any]:
-    rows = gpu.raw.get(key, [])
+def _rows(table: Table, key: str) -> list[Any]:
+    rows = table.raw.get(key, [])
     if not isinstance(rows, list):
-        raise gpu.error(key, rows, f"a list of tables, [[gpu.{key}]]")
+        raise table.error(key, rows, f"a list of tables, [[{table.at(key)}]]")
     return rows
 
 
+def _links(top: Table) -> Links:
+    slot = uplink = None
+    if "link" in top.raw:
+        link = top.table("link", "slot", "uplink")
+        slot = _slot(link)
+        uplink = _uplink(link) if "uplink" in link.raw else None
+    return top.build(Links, h2d=_link(top, "h2d"), d2h=_link(top, "d2h"), slot=slot, uplink=uplink)
+
+
+def _slot(link: Table) -> Slot:
+    text = link.text("slot")
+    if text == C2C:
+        return Slot()
+    try:
+        generation, lanes = parse_link(text)
+    except InputError as error:
+        raise link.error("slot", text, f"{error.accepted}, or {C2C}") from None
+    return Slot(generation=generation, lanes=lanes)
+
+
+def _uplink(link: Table) -> Uplink:
+    table = link.table("uplink", "gpus h2d_bandwidth d2h_bandwidth")
+    return table.build(
+        Uplink,
+        gpus=table.whole("gpus"),
+        h2d_bytes_per_s=table.number("h2d_bandwidth", RATE),
+        d2h_bytes_per_s=table.number("d2h_bandwidth", RATE),
+    )
+
+
 def _link(top: Table, key: str) -> Link:
-    link = top.table(key, "raw_bandwidth copy latency", "duplex_bandwidth pageable_bandwidth")
+    link = top.table(
+        key,
+        "raw_bandwidth copy latency",
+        "duplex_bandwidth pageable_bandwidth far_bandwidth loop batch",
+    )
     return link.build(
         Link,
         raw_bytes_per_s=link.number("raw_bandwidth", RATE),
@@ -184,18 +225,42 @@ def _link(top: Table, key: str) -> Link:
         latency_s=link.number("latency", TIME),
         duplex_bytes_per_s=link.optional("duplex_bandwidth", RATE),
         pageable_bytes_per_s=link.optional("pageable_bandwidth", RATE),
+        far_bytes_per_s=link.optional("far_bandwidth", RATE),
+        loop=_pieces(link, "loop"),
+        batch=_pieces(link, "batch"),
     )
 
 
-def _host(top: Table) -> Host:
+def _pieces(link: Table, key: str) -> Pieces | None:
+    if key not in link.raw:
+        return None
+    table = link.table(key, "points kind source", "note date")
+    return table.build(Pieces, points=tuple(table.pairs(SIZE, TIME)))
+
+
+def _disk(top: Table) -> Disk:
+    disk = top.table("disk", "read capacity", "queue")
+    queues = []
+    for index, raw in enumerate(_rows(disk, "queue")):
+        row = disk.inner(f"queue.{index}", raw, "size points kind source", "note date")
+        size = int(row.bare("size", SIZE))
+        pairs = tuple((int(depth), rate) for depth, rate in row.pairs(DEPTH, RATE))
+        queues.append(row.build(Queue, size_bytes=size, points=pairs))
+    return disk.build(
+        Disk, read=disk.curve("read"), capacity_bytes=disk.size("capacity"), queues=tuple(queues)
+    )
+
+
+def _host(top: Table, unified: bool) -> Host:
     host = top.table(
         "host",
-        "dram attention_latency",
-        "pinned attention_bandwidth attention_gqa_bandwidth copy_share copy_share_gqa",
+        "attention_latency" if unified else "dram attention_latency",
+        "attention_bandwidth attention_gqa_bandwidth copy_share copy_share_gqa"
+        + " pinned" * (not unified),
     )
     return host.build(
         Host,
-        dram_bytes=host.size("dram"),
+        dram_bytes=0 if unified else host.size("dram"),
         pinned_bytes=host.size("pinned") if "pinned" in host.raw else None,
         attention_bytes_per_s=host.per_dtype("attention_bandwidth", RATE),
         attention_gqa_bytes_per_s=host.per_dtype("attention_gqa_bandwidth", RATE),

@@ -1,4 +1,4 @@
-"""The parts of a machine: GPU, link, host, disk, and where their numbers come from. SI, no IO.
+"""The parts of a machine: GPU, host, and where their numbers come from. SI, no IO.
 
 Each is checked when it is made; errors name the key as hardware files spell it.
 """
@@ -41,44 +41,6 @@ class Provenance:
             raise InputError("kind", self.kind, f"one of {', '.join(KINDS)}")
         if not self.source.strip():
             raise InputError("source", self.source, "who measured it, a document, or the rule")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """One direction of the link between host and GPU.
-
-    Args:
-        raw_bytes_per_s: encoded one-way rate of the slot; nothing can be faster.
-        copy: seconds over bytes of one pinned copy in a queue of copies.
-        latency_s: end-to-end time of a tiny transfer (a query, a partial result).
-        duplex_bytes_per_s: rate while the opposite direction is busy; None where unknown.
-        pageable_bytes_per_s: rate from memory that is not pinned; None where unknown.
-    """
-
-    raw_bytes_per_s: float
-    copy: Curve
-    latency_s: float
-    duplex_bytes_per_s: float | None = None
-    pageable_bytes_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        positive("raw_bandwidth", self.raw_bytes_per_s)
-        positive("latency", self.latency_s)
-        check_curve("copy", self.copy)
-        rates = {"copy": peak_rate(self.copy)}
-        for name in ("duplex", "pageable"):
-            rate = getattr(self, f"{name}_bytes_per_s")
-            if rate is not None:
-                rates[f"{name}_bandwidth"] = positive(f"{name}_bandwidth", rate)
-        for name, rate in rates.items():
-            if rate > self.raw_bytes_per_s * (1 + 1e-9):
-                raise InputError(
-                    name,
-                    f"{rate / 1e9:.6g} GB/s",
-                    "a bandwidth above its link's raw rate: "
-                    f"at most raw_bandwidth, {self.raw_bytes_per_s / 1e9:.6g} GB/s",
-                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +165,7 @@ class Host:
     """Host memory, and attention computed on the CPU.
 
     Args:
-        dram_bytes: all of it.
+        dram_bytes: all of it; 0 where it is the GPU's own memory.
         pinned_bytes: most that can be pinned; None where no limit is known.
         attention_bytes_per_s: K and V bytes per second per dtype, one query head per KV head,
             beside copies where that was measured; empty where unknown.
@@ -234,19 +196,6 @@ class Host:
                 share(name, getattr(self, name))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Disk:
-    """A disk that may hold KV: seconds over bytes of one read, and its capacity in bytes."""
-
-    read: Curve
-    capacity_bytes: int
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        check_curve("read", self.read)
-        whole("capacity", self.capacity_bytes)
-
-
 def peak_rate(curve: Curve) -> float:
     """The largest volume per second a curve reaches at any volume.
 
@@ -262,6 +211,11 @@ def peak_rate(curve: Curve) -> float:
             seconds = curve.seconds(volume)
             best = max(best, volume / seconds) if seconds > 0 else math.inf
     return best
+
+
+def times(rates: Mapping[str, float], factor: float) -> dict[str, float]:
+    """Every rate multiplied."""
+    return {dtype: rate * factor for dtype, rate in rates.items()}
 
 
 def share(field: str, value: object) -> None:

@@ -34,6 +34,7 @@ RATE = Quantity(("MB/s", "GB/s", "TB/s", "MiB/s", "GiB/s", "TiB/s"), parse_rate,
 FLOP = Quantity(("GFLOP/s", "TFLOP/s", "PFLOP/s", "TOP/s"), parse_flops, 1e6, 1e20)
 TIME = Quantity(("ns", "us", "ms", "s"), parse_seconds, 1e-10, 1e6)
 SHARE = Quantity(("1",), lambda text, _: float(text.removesuffix(" 1")), 1e-3, 1)
+DEPTH = Quantity((), parse_tokens, 1, 1e6)
 TOKENS = Quantity(("tokens",), parse_tokens, 1, 1e12)
 
 
@@ -172,22 +173,31 @@ class Table:
         The lower convex hull, and time in proportion to the best measured rate where the hull
         would be faster, such as beyond the largest point. Records the residual.
         """
+        points = list(self.pairs(volume, TIME))
+        curve = latest(through(points), affine(0.0, min(y / x for x, y in points)))
+        self.residuals[self.path] = max(0.0, *(1 - curve.seconds(x) / y for x, y in points))
+        return curve
+
+    def pairs(self, first: Quantity, second: Quantity) -> list[tuple[float, float]]:
+        """The pairs under ``points``, the first of each rising; with one provenance for all."""
         rows = self.raw["points"]
         if not isinstance(rows, list) or not 2 <= len(rows) <= _MAX_POINTS:
-            raise self.error("points", rows, f"2 to {_MAX_POINTS} pairs of volume and time")
+            raise self.error("points", rows, f"2 to {_MAX_POINTS} pairs of numbers")
         points: list[tuple[float, float]] = []
         for index, row in enumerate(rows):
             if not isinstance(row, list) or len(row) != 2:
-                raise self.error(f"points.{index}", row, "a pair of volume and time")
-            x = self._bare_or_text(f"points.{index}.0", row[0], volume)
-            y = self._bare_or_text(f"points.{index}.1", row[1], TIME)
+                raise self.error(f"points.{index}", row, "a pair of numbers")
+            x = self._bare_or_text(f"points.{index}.0", row[0], first)
+            y = self._bare_or_text(f"points.{index}.1", row[1], second)
             if points and x <= points[-1][0]:
-                raise self.error(f"points.{index}.0", row[0], "volumes that rise")
+                raise self.error(f"points.{index}.0", row[0], "numbers that rise")
             points.append((x, y))
-        curve = latest(through(points), affine(0.0, min(y / x for x, y in points)))
         self.provenance[self.path] = self.origin()
-        self.residuals[self.path] = max(0.0, *(1 - curve.seconds(x) / y for x, y in points))
-        return curve
+        return points
+
+    def bare(self, key: str, quantity: Quantity) -> float:
+        """A bare number in SI units, or a text with a unit; without provenance of its own."""
+        return self._bare_or_text(key, self.raw[key], quantity)
 
     def _bare_or_text(self, key: str, value: object, quantity: Quantity) -> float:
         """A bare number in SI units, or a text with a unit."""

@@ -14,6 +14,7 @@ from kvplan.candidates import bounded_candidates, schedules, unit_graph
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.fitting import fitted, simplest
+from kvplan.hardware import ONE_POOL
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
 from kvplan.units import GIB, KIB, MIB, format_bytes
@@ -45,7 +46,10 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
     change = " or ".join(changes) or "take a machine with more memory or a smaller model"
     missing = format_bytes(max(short[tier], 1.0))
     reason = f"{missing} short of a budget of {format_bytes(have)}"
-    return InfeasibleError(tier, heavy_weights(scenario) or reason, change)
+    reason = heavy_weights(scenario) or reason
+    if scenario.hardware.unified:
+        reason += f" ({ONE_POOL})"
+    return InfeasibleError(tier, reason, change)
 
 
 def shortage(scenario: Scenario) -> InfeasibleError:
@@ -61,7 +65,7 @@ def shortage(scenario: Scenario) -> InfeasibleError:
 
 def may_stream(scenario: Scenario) -> bool:
     """Whether weights may leave HBM."""
-    return scenario.options.weights != "resident"
+    return scenario.options.weights != "resident" and not scenario.hardware.unified
 
 
 def heavy_weights(scenario: Scenario) -> str | None:
@@ -78,7 +82,7 @@ def heavy_weights(scenario: Scenario) -> str | None:
 
 def least_shortfall(scenario: Scenario) -> dict[str, float]:
     """Bytes missing per tier for the schedule that misses least."""
-    stream = scenario.options.weights != "resident"
+    stream = may_stream(scenario)
     least: dict[str, float] | None = None
     for schedule in schedules(scenario, stream, min(scenario.options.queue_depths)):
         unit = unit_graph(scenario, schedule)
@@ -171,7 +175,7 @@ def with_batch(scenario: Scenario, batch: int) -> Scenario:
 
 def streamed_weights(scenario: Scenario) -> str | None:
     """Whether letting weights be streamed is enough, in words."""
-    if scenario.options.weights != "resident":
+    if scenario.options.weights != "resident" or scenario.hardware.unified:
         return None
     options = dataclasses.replace(scenario.options, weights="auto")
     fits = plan_exists(dataclasses.replace(scenario, options=options))

@@ -11,9 +11,13 @@ from kvplan.errors import InputError
 _LISTED_BY = {"model": "kvplan models", "gpu": "kvplan gpus"}
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s.:-]")
 _SUFFIXES = ("hf", "instruct")
+_SEPARATORS = re.compile(r"[-_\s/:]+")
+MOST_LISTED = 6
 
 
-def resolve(text: str, names: Mapping[str, Sequence[str]], field: str) -> str:
+def resolve(
+    text: str, names: Mapping[str, Sequence[str]], field: str, partial: bool = False
+) -> str:
     """Find the canonical name that a text means.
 
     Case and the separators ``-_.: `` do not matter, but a separator between two numbers does:
@@ -24,6 +28,7 @@ def resolve(text: str, names: Mapping[str, Sequence[str]], field: str) -> str:
         text: what was typed.
         names: canonical name to its aliases.
         field: what to name in the error; ``model`` and ``gpu`` also tell how to list all.
+        partial: whether some of a name's words are enough, in any order.
 
     Raises:
         InputError: no name or several fit; the candidates or the nearest names are listed.
@@ -31,6 +36,8 @@ def resolve(text: str, names: Mapping[str, Sequence[str]], field: str) -> str:
     >>> names = {"meta-llama/Llama-2-7b-hf": ["llama2-7b"], "facebook/opt-1.3b": []}
     >>> resolve("Llama_2 7B", names, "model"), resolve("opt-1.3b", names, "model")
     ('meta-llama/Llama-2-7b-hf', 'facebook/opt-1.3b')
+    >>> resolve("a100 80gb", {"a100-80gb-pcie": [], "a100-40gb-pcie": []}, "gpu", partial=True)
+    'a100-80gb-pcie'
     """
     if not isinstance(text, str):
         raise InputError(field, text, "a name")
@@ -47,7 +54,24 @@ def resolve(text: str, names: Mapping[str, Sequence[str]], field: str) -> str:
             return found[0]
         if found:
             raise InputError(field, text, f"one of the names it could mean: {', '.join(found)}")
+    found = _with_words(text, names) if partial else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(found[:MOST_LISTED]) + ", ..." * (len(found) > MOST_LISTED)
+        raise InputError(field, text, f"one of the names it could mean: {listed}")
     raise InputError(field, text, _suggestion(text, names, field))
+
+
+def _with_words(text: str, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names that have all words of a text, words being what separators divide."""
+    wanted = {word for word in _SEPARATORS.split(text.casefold()) if word}
+    return [
+        canonical
+        for canonical, aliases in names.items()
+        if wanted
+        and any(wanted <= {*_SEPARATORS.split(n.casefold())} for n in (canonical, *aliases))
+    ]
 
 
 def _whole(name: str) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ class Path:
     staging: Callable[[LayerSpec, str], float] = lambda layer, dtype: 0.0
 
     def available(self, hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> bool:
-        """Whether this machine can run every leg."""
+        """Whether this machine can run every leg; with one memory for all, only inside it."""
+        if hardware.unified and set(self.stored(layer, dtype)) - {"hbm"}:
+            return False
         return all(leg.curve is not None for leg in self.legs(hardware, layer, dtype, dtype))
 
     def staging_bytes(self, layer: LayerSpec, dtype: str) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property
 from kvplan.dtypes import QUANTISED_DTYPES
 from kvplan.errors import InputError
 from kvplan.flexgen import SIX_PERCENTAGES, Percentages
-from kvplan.hardware import HardwareProfile
+from kvplan.hardware import ONE_POOL, HardwareProfile
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.objective import Objective
 from kvplan.paths import REGISTRY, Path, find, undominated
@@ -103,11 +103,13 @@ class Scenario:
     objective: Objective = field(default_factory=Objective)
 
     def __post_init__(self) -> None:
-        """Settle the source that cross-attention reads.
+        """Settle the source that cross-attention reads; refuse to offload to nothing.
 
         Raises:
-            InputError: the model reads a source, and neither it nor the workload says how long.
+            InputError: the model reads a source, and neither it nor the workload says how long; or
+                memory beside HBM where CPU and GPU share one.
         """
+        self._check_offload()
         if not self.model.cross_elements or self.workload.source_tokens is not None:
             return
         if self.model.source_tokens is None:
@@ -115,6 +117,16 @@ class Scenario:
             raise InputError("source_tokens", None, accepted)
         workload = replace(self.workload, source_tokens=self.model.source_tokens)
         object.__setattr__(self, "workload", workload)
+
+    def _check_offload(self) -> None:
+        """Refuse to offload where there is nothing to offload to."""
+        if not self.hardware.unified:
+            return
+        for name in ("dram_bytes", "pinned_bytes", "disk_bytes"):
+            if getattr(self.budgets, name):
+                raise InputError(name, getattr(self.budgets, name), f"0: {ONE_POOL}")
+        if self.options.weights == "streamed":
+            raise InputError("weights", "streamed", f"auto or resident: {ONE_POOL}")
 
     @cached_property
     def capacity(self) -> dict[str, float]:
@@ -168,18 +180,18 @@ class Scenario:
             usable = tuple(p for p in chosen if p.available(self.hardware, layer, dtype))
             if self.options.paths is not None and len(usable) < len(chosen):
                 missing = next(p.name for p in chosen if p not in usable)
-                raise InputError(
-                    "paths",
-                    missing,
-                    f"a path that {self.hardware.name} has figures for in {dtype}: "
-                    + ", ".join(
-                        p.name
-                        for p in REGISTRY.values()
-                        if p.available(self.hardware, layer, dtype)
-                    ),
-                )
+                raise InputError("paths", missing, self._usable(layer))
             found[layer] = undominated(usable, self.hardware, layer, dtype, weights)
         return found
+
+    def _usable(self, layer: LayerSpec) -> str:
+        """Which paths could be named, and why no others."""
+        dtype = self.workload.kv_dtype
+        usable = [p.name for p in REGISTRY.values() if p.available(self.hardware, layer, dtype)]
+        names = ", ".join(usable)
+        if self.hardware.unified:
+            return f"one of {names}: {ONE_POOL}"
+        return f"a path that {self.hardware.name} has figures for in {dtype}: {names}"
 
     def _named(self) -> tuple[Path, ...]:
         return find(self.options.paths or ())

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.slot import LANE_RATES, LANES, pcie_raw_bytes_per_s
 from kvplan_validate.figures import Figures
 from kvplan_validate.provenance import STAND_IN, assumed, best_rate, curve, median_time, short
-
-_LANE_RATES = {
-    1: (2.5, "8/10"),
-    2: (5.0, "8/10"),
-    3: (8.0, "128/130"),
-    4: (16.0, "128/130"),
-    5: (32.0, "128/130"),
-    6: (64.0, "242/256"),
-}
-"""GT/s per lane and share of payload bits, by PCIe generation. Source: PCI-SIG, base specs."""
 
 _PROTOCOL = 1.15
 """Raw over best copy rate: headers, as for PCIe 3.0 to 5.0 with 256-byte payloads."""
@@ -76,10 +67,9 @@ def raw_bandwidth(figures: Figures, fastest: float) -> dict[str, Any]:
     """
     generation = figures.machine.get("link_generation")
     width = figures.machine.get("link_width")
-    if generation in _LANE_RATES and isinstance(width, int):
-        per_lane, coding = _LANE_RATES[generation]
-        over, under = coding.split("/")
-        rate = per_lane * width * int(over) / int(under) / 8
+    if generation in LANE_RATES and width in LANES:
+        per_lane, coding = LANE_RATES[generation]
+        rate = pcie_raw_bytes_per_s(generation, width) / 1e9
         if fastest <= rate:
             source = f"PCIe {generation}.0: {per_lane:g} GT/s x {width} lanes x {coding}"
             number = {"value": short(rate), "unit": "GB/s", "kind": "datasheet"}

@@ -66,10 +66,39 @@ def _row(machine: HardwareProfile) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "hbm_bytes_per_s": gpu.hbm_bytes_per_s,
         "flop_per_s": dict(gpu.flop_per_s),
-        "h2d_bytes_per_s": machine.h2d.copy.rate(),
-        "d2h_bytes_per_s": machine.d2h.copy.rate(),
+        "unified": machine.unified,
+        "link": machine.links and machine.links.slot and str(machine.links.slot),
+        **_rates(machine),
         "dram_bytes": machine.host.dram_bytes,
     }
+
+
+def _rates(machine: HardwareProfile) -> dict[str, float | None]:
+    """Bytes per second of the link, each way; null where there is none."""
+    links = machine.links
+    return {
+        "h2d_bytes_per_s": None if links is None else links.h2d.copy.rate(),
+        "d2h_bytes_per_s": None if links is None else links.d2h.copy.rate(),
+    }
+
+
+def _link_rates(machine: HardwareProfile) -> dict[str, Any] | None:
+    """What the link does in each case that slows it, bytes per second; null where none is known."""
+    links = machine.links
+    if links is None:
+        return None
+    cases = {}
+    for name in ("h2d", "d2h"):
+        one = getattr(links, name)
+        cases[name] = {
+            "raw_bytes_per_s": one.raw_bytes_per_s,
+            "pinned_bytes_per_s": one.copy.rate(),
+            "both_directions_bytes_per_s": one.shared_bytes_per_s(),
+            "pageable_bytes_per_s": one.pageable_bytes_per_s,
+            "far_node_bytes_per_s": one.far_bytes_per_s,
+            "all_gpus_bytes_per_s": links.uplink and links.rate(name, gpus=links.uplink.gpus),
+        }
+    return cases
 
 
 def _detail(name: str) -> dict[str, Any]:
@@ -83,7 +112,8 @@ def _detail(name: str) -> dict[str, Any]:
     machine = load_hardware(name)
     file = Path(name) if is_profile_path(name) else data_dir("hwprofiles") / f"{machine.name}.toml"
     content = tomllib.loads(file.read_text(encoding="utf-8"))
-    return _row(machine) | {"digest": machine.digest, "numbers": dict(numbers(content))}
+    more = {"link_rates": _link_rates(machine), "digest": machine.digest}
+    return _row(machine) | more | {"numbers": dict(numbers(content))}
 
 
 def numbers(content: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -106,6 +107,9 @@ class Request:
     max_step_latency: Annotated[str | None, _option(
         _SEARCH, "--max-step-latency", "--slo", metavar="TIME",
         help="Longest decode step (TPOT) that is accepted, such as 100ms.")] = None
+    link: Annotated[str | None, _option(
+        _FIGURES, "--link", metavar="SLOT", help="PCIe slot of the GPU, such as pcie4x8: the "
+        "profile's rates move in proportion.")] = None
     h2d: Annotated[str | None, _option(
         _FIGURES, "--h2d", metavar="RATE", help="Link to the GPU, such as 25GB/s.")] = None
     flops: Annotated[str | None, _option(
@@ -161,6 +165,8 @@ _SPELLED = {
     "dram_bytes": "dram",
     "pinned_bytes": "pinned",
     "disk_bytes": "disk",
+    "link_generation": "link",
+    "link_lanes": "link",
     "h2d_bytes_per_s": "h2d",
     "flop_per_s": "flops",
     "hbm_bytes_per_s": "hbm_bandwidth",
@@ -168,8 +174,31 @@ _SPELLED = {
     "max_step_s": "max_step_latency",
     "batches": "batch",
     "output": "o",
+    "dtype": "kv_dtype",
+    "block_size": "block_size",
+    "chunk": "chunk",
+    "tp": "tp",
+    "pp": "pp",
+    "ranks": "ranks",
+    "buffers": "buffers",
+    "available": "available",
+    "size_bytes": "size",
+    "piece_bytes": "piece",
+    "direction": "direction",
+    "memory": "memory",
+    "gpus": "gpus",
+    "depth": "depth",
 } | {field.name: field.name for field in dataclasses.fields(Request)}
 """Field of a specification to the option that sets it."""
+
+
+@contextlib.contextmanager
+def as_option() -> Iterator[None]:
+    """Errors about a field become errors about the option that sets it."""
+    try:
+        yield
+    except InputError as error:
+        raise as_typed(error) from error
 
 
 def as_typed(error: InputError) -> InputError:

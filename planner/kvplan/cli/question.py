@@ -16,6 +16,7 @@ from kvplan.cli.values import (
     words,
 )
 from kvplan.errors import InputError
+from kvplan.slot import parse_link
 from kvplan.units import (
     format_bytes,
     parse_bytes,
@@ -81,13 +82,17 @@ def _text(field: str, text: str) -> str:
 
 
 def _overrides(request: Request) -> dict[str, float]:
+    slot: dict[str, float] = {}
+    if request.link is not None:
+        generation, lanes = parse_link(request.link)
+        slot = {"link_generation": float(generation), "link_lanes": float(lanes)}
     readers = {
         "h2d_bytes_per_s": (parse_rate, "--h2d", request.h2d),
         "flop_per_s": (parse_flops, "--flops", request.flops),
         "hbm_bytes_per_s": (parse_rate, "--hbm-bandwidth", request.hbm_bandwidth),
         "host_attention_bytes_per_s": (parse_rate, "--host-attention", request.host_attention),
     }
-    return {
+    return slot | {
         name: read(text, option)
         for name, (read, option, text) in readers.items()
         if text is not None
@@ -179,7 +184,7 @@ def _budgets(request: Request, hardware: HardwareProfile) -> Budgets:
         return None if text is None else parse_bytes(text, f"--{name}")
 
     disk = size("disk") or 0
-    if disk and hardware.disk is None:
+    if disk and hardware.disk is None and not hardware.unified:
         raise InputError("--disk", request.disk, f"0: {hardware.name} has no figures for a disk")
     return Budgets(
         hbm_bytes=size("hbm"), utilisation=share(request.utilisation, "--utilisation"),
@@ -202,6 +207,14 @@ def _choices(request: Request) -> Options:
     )  # fmt: skip
 
 
+def _own_generation(request: Request) -> float:
+    """PCIe generation that the card itself has, as its profile states."""
+    from kvplan.hardware_library import load_hardware
+
+    links = load_hardware(request.gpu).links
+    return (links and links.slot and links.slot.generation) or float("inf")
+
+
 def _warnings(request: Request, scenario: Scenario) -> list[str]:
     """What is accepted and yet likely not what was meant."""
     found = []
@@ -210,6 +223,10 @@ def _warnings(request: Request, scenario: Scenario) -> list[str]:
         found.append(
             f"{workload.tokens} tokens are more than the {model.max_positions} positions of "
             f"{model.name}; planned all the same"
+        )
+    if scenario.overrides.get("link_generation", 0) > _own_generation(request):
+        found.append(
+            f"--link {request.link} is faster than the card's own link; planned as a what-if"
         )
     offered = card.memory_bytes * scenario.budgets.utilisation
     if scenario.budgets.hbm_bytes is not None and scenario.budgets.hbm_bytes > offered:

@@ -101,14 +101,48 @@ def _flops(row: Row) -> float:
     return float(rates.get("fp16") or rates.get("bf16") or max(rates.values()))
 
 
+def _short(aliases: Sequence[str]) -> list[str]:
+    """Names to type, without those that drivers print."""
+    return [alias for alias in aliases if " " not in alias]
+
+
+def _gigabytes(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate / 1e9:.1f}"
+
+
+_CASES = {
+    "pinned_bytes_per_s": "pinned",
+    "both_directions_bytes_per_s": "beside the other way",
+    "pageable_bytes_per_s": "pageable",
+    "far_node_bytes_per_s": "far NUMA node",
+    "all_gpus_bytes_per_s": "all GPUs of the uplink",
+    "raw_bytes_per_s": "raw",
+}
+
+
+def _show_link(console: Console, row: Row) -> None:
+    """What the link does in each case, in and out."""
+    rates = row["link_rates"]
+    if rates is None:
+        console.print(Text("link: none, CPU and GPU share one memory\n"))
+        return
+    table = _table([f"link: {row['link'] or 'slot not stated'}"], ["in GB/s", "out GB/s"])
+    for key, words in _CASES.items():
+        both = [rates[name][key] for name in ("h2d", "d2h")]
+        if any(both):
+            table.add_row(words, *map(_gigabytes, both))
+    console.print(table)
+    console.print()
+
+
 def show_gpus(console: Console, rows: Sequence[Row]) -> None:
     """Print the list of machines."""
     table = _table(["name", "title"], ["memory", "HBM GB/s", "TFLOP/s", "link GB/s"], ["kind"])
     for row in rows:
         table.add_row(
-            Text(", ".join([row["name"], *row["aliases"]])), Text(row["title"]),
+            Text(", ".join([row["name"], *_short(row["aliases"])])), Text(row["title"]),
             format_bytes(row["memory_bytes"]), f"{row['hbm_bytes_per_s'] / 1e9:.0f}",
-            f"{_flops(row) / 1e12:.0f}", f"{row['h2d_bytes_per_s'] / 1e9:.1f}", row["kind"],
+            f"{_flops(row) / 1e12:.0f}", _gigabytes(row["h2d_bytes_per_s"]), row["kind"],
         )  # fmt: skip
     console.print(table)
     console.print(Text("\nrates are usable ones, TFLOP/s for fp16; `kvplan gpus NAME` shows where "
@@ -122,9 +156,9 @@ def show_gpu(console: Console, rows: Sequence[Row]) -> None:
     console.print(Text(
         f"{row['name']} ({', '.join(row['aliases']) or 'no aliases'}), {row['kind']}, "
         f"{row['date']}\nusable: {format_bytes(row['memory_bytes'])}, HBM "
-        f"{format_rate(row['hbm_bytes_per_s'])}, {_flops(row) / 1e12:.0f} TFLOP/s fp16, link "
-        f"{format_rate(row['h2d_bytes_per_s'])} in, {format_rate(row['d2h_bytes_per_s'])} out\n"
+        f"{format_rate(row['hbm_bytes_per_s'])}, {_flops(row) / 1e12:.0f} TFLOP/s fp16\n"
     ))  # fmt: skip
+    _show_link(console, row)
     table = _table(["number"], ["value"], ["kind", "source and note"])
     table.columns[2].ratio = None
     for path, number in row["numbers"].items():

@@ -18,6 +18,8 @@ _VERBS = {
     "fetch_int8": "fetch {} as int8", "fetch_int4": "fetch {} as int4",
 }  # fmt: skip
 
+_SLOT = ("link_generation", "link_lanes")
+
 _OVERRIDES = {
     "h2d_bytes_per_s": "link", "flop_per_s": "FLOP/s", "hbm_bytes_per_s": "HBM bandwidth",
     "host_attention_bytes_per_s": "host attention",
@@ -150,9 +152,12 @@ def workload(plan: Plan) -> str:
 def machine(plan: Plan) -> str:
     """Card and link, and what was changed by hand."""
     given = plan.inputs.hardware
-    changed = [
+    slot = [given.overrides[name] for name in _SLOT if name in given.overrides]
+    changed = [f"PCIe {slot[0]:.0f}.0 x{slot[-1]:.0f}"] if len(slot) == len(_SLOT) else []
+    changed += [
         f"{_OVERRIDES.get(name, name)} {_override(name, value)}"
         for name, value in given.overrides.items()
+        if name not in _SLOT
     ]
     return given.title + (f"; set by hand: {', '.join(changed)}" if changed else "")
 

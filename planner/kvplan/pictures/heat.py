@@ -52,7 +52,7 @@ def what_if(hardware: HardwareProfile, *, link: float = 1.0, flop: float = 1.0) 
             duplex_bytes_per_s=old.duplex_bytes_per_s and old.duplex_bytes_per_s * link,
             pageable_bytes_per_s=old.pageable_bytes_per_s and old.pageable_bytes_per_s * link,
         )
-        hardware = dataclasses.replace(hardware, h2d=h2d)
+        hardware = hardware.with_link(h2d=h2d)
     if flop != 1.0:
         hardware = override(hardware, flop_per_s=flop * flop_per_s(hardware, "fp16"))
     return hardware

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.hardware_parts import Link
+from kvplan.link import Link
 from kvplan_validate.measure import buffers
 from kvplan_validate.measure.base import wall_samples
 from kvplan_validate.measure.copies import Ends, ends
