@@ -116,6 +116,8 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("--max-step-latency", "0", "--max-step-latency: 0"),
     ("--max-step-latency", "soon", "--max-step-latency: 'soon'"),
     ("--slo", "-1ms", "--max-step-latency: '-1ms'"),
+    ("--link", "pcie9x16", "--link: 'pcie9x16'"),
+    ("--link", "", "--link: ''"),
     ("--h2d", "fast", "--h2d: 'fast'"),
     ("--h2d", "0", "--h2d: '0'"),
     ("--h2d", "", "--h2d: ''"),
@@ -221,6 +223,88 @@ USAGE: list[tuple[tuple[str, ...], str]] = [
 @pytest.mark.parametrize(("argv", "says"), USAGE, ids=lambda v: " ".join(v)[:40])
 def test_usage(argv: tuple[str, ...], says: str) -> None:
     refused(run(*argv), 2, says)
+
+
+FIT: list[tuple[str, str, str]] = [
+    ("--tp", "0", "--tp: '0'"),
+    ("--tp", "5", "--tp: 5"),
+    ("--tp", "two", "--tp: 'two'"),
+    ("--pp", "13", "--pp: 13"),
+    ("--context", "0", "--context: '0'"),
+    ("--context", "4k,", "--context: ''"),
+    ("--context", "long", "--context: 'long'"),
+    ("--batch", "0", "--batch: '0'"),
+    ("--kv-dtype", "fp7", "--kv-dtype: 'fp7'"),
+    ("--memory", "much", "--memory: 'much'"),
+    ("--utilisation", "1.5", "--utilisation: '1.5'"),
+    ("--reserve", "-1", "--reserve: '-1'"),
+    ("--weights-bytes", "1GiB/card", "--weights-bytes: '1GiB/card'"),
+    ("--weights-dtype", "fp17", "--weights-dtype: 'fp17'"),
+    ("--activation-peak", "low", "--activation-peak: 'low'"),
+    ("--non-torch", "nan", "--non-torch: 'nan'"),
+    ("--block-size", "0", "--block-size: 0"),
+    ("--chunk", "0", "--chunk: 0"),
+    ("--chunk-above", "-1", "--chunk-above: '-1'"),
+    ("--host-cache", "big", "--host-cache: 'big'"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "says"), FIT)
+def test_an_option_of_fit(option: str, value: str, says: str) -> None:
+    argv = ("fit", "--model", "opt-125m", "--gpu", "l4", option, value)
+    refused(run(*argv), 2, says, given=value)
+
+
+HOST: list[tuple[str, str, str]] = [
+    ("--cache", "big", "--cache: 'big'"),
+    ("--ranks", "0", "--ranks: '0'"),
+    ("--ranks", "1.5", "--ranks: '1.5'"),
+    ("--buffers", "0", "--buffers: '0'"),
+    ("--allocator", "magic", "--allocator: 'magic' is not accepted: caching or exact"),
+    ("--available", "-1", "--available: '-1'"),
+    ("--cgroup-limit", "some", "--cgroup-limit: 'some'"),
+    ("--cgroup-usage", "some", "--cgroup-usage: 'some'"),
+    ("--reserve", "ten", "--reserve: 'ten'"),
+    ("--growth", "1Gb", "--growth: '1Gb'"),
+    ("--pinned-limit", "half", "--pinned-limit: 'half'"),
+    ("--gpu", "abacus", "abacus"),
+    ("--gpu", "gb10", "share one memory"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "says"), HOST)
+def test_an_option_of_host(option: str, value: str, says: str) -> None:
+    argv = ("host", "--available", "64GiB", "--cache", "1GiB", option, value)
+    refused(run(*argv), 2, says, given=value)
+
+
+TRANSFER: list[tuple[str, str, str]] = [
+    ("--size", "0", "--size: 0"),
+    ("--size", "many", "--size: 'many'"),
+    ("--piece", "2GiB", "--piece: 2147483648"),
+    ("--piece", "0", "--piece: 0"),
+    ("--direction", "up", "--direction: 'up'"),
+    ("--memory", "lost", "--memory: 'lost'"),
+    ("--gpus", "0", "--gpus: '0'"),
+    ("--depth", "deep", "--depth: 'deep'"),
+    ("--link", "pcie4x3", "--link: 'pcie4x3'"),
+    ("--h2d", "500GB/s", "raw rate"),
+    ("--gpu", "gb10", "share one memory"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "says"), TRANSFER)
+def test_an_option_of_transfer(option: str, value: str, says: str) -> None:
+    refused(run("transfer", "--gpu", "l4", option, value), 2, says, given=value)
+
+
+def test_what_does_not_fit_names_its_limit() -> None:
+    card = ("fit", "--model", "llama-3.1-8b", "--gpu", "l4")
+    refused(run(*card, "--memory", "8GiB"), 3, "no feasible plan: weights: ")
+    refused(run(*card, "--context", "32k", "--batch", "9"), 3, "no feasible plan: kv: ")
+    refused(run(*card, "--context", "64k", "--chunk", "none"), 3, "activation peak: ")
+    refused(run(*card, "--host-cache", "1TiB"), 3, "no feasible plan: host: ")
+    refused(run("host", "--available", "8GB"), 3, "no feasible plan: host: ")
 
 
 # -- budgets ---------------------------------------------------------------------------------

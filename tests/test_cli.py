@@ -22,7 +22,9 @@ SMALL = ("--model", "opt-125m", "--gpu", "l4", "--batch", "64", "--hbm", "3GiB",
 TOO_SMALL = ("--paths", "fetch", "--dram", "1GiB")
 FITTING = ("--model", "opt-125m", "--gpu", "a100", "--batch", "8")
 GROUPED = ("--model", "llama-3.2-1b", "--gpu", "l4", "--context", "16k", "--stages", "4")
-COMMANDS = ("solve", "compare", "simulate", "models", "gpus", "export", "schema")
+COMMANDS = (
+    "solve", "compare", "simulate", "fit", "host", "transfer", "models", "gpus", "export", "schema",
+)  # fmt: skip
 
 
 def program(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:

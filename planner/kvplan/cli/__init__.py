@@ -19,7 +19,9 @@ from kvplan.cli import (
     analyze,
     compare,
     export,
+    fit,
     gpus,
+    host,
     kv_size,
     models,
     plot,
@@ -30,6 +32,7 @@ from kvplan.cli import (
     simulate,
     solve,
     sweep,
+    transfer,
 )
 from kvplan.cli.manual import SectionedCommand
 from kvplan.cli.output import say
@@ -63,6 +66,9 @@ for _name, _command, _epilog in (
     ("plot", plot.plot, plot.EPILOG),
     ("report", report.report, report.EPILOG),
     ("analyze", analyze.analyze, analyze.EPILOG),
+    ("fit", fit.fit, fit.EPILOG),
+    ("host", host.host, host.EPILOG),
+    ("transfer", transfer.transfer, transfer.EPILOG),
     ("models", models.models, models.EPILOG),
     ("gpus", gpus.gpus, gpus.EPILOG),
     ("export", export.export, export.EPILOG),

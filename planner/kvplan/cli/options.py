@@ -174,7 +174,6 @@ _SPELLED = {
     "max_step_s": "max_step_latency",
     "batches": "batch",
     "output": "o",
-    "dtype": "kv_dtype",
     "block_size": "block_size",
     "chunk": "chunk",
     "tp": "tp",
