@@ -45,9 +45,9 @@ def test_the_table_shows_all_of_them() -> None:
 def test_steps_are_drawn_by_class() -> None:
     plain = {
         "case": {}, "decision": {"shares": {"resident": 1.0}}, "busy_s": {"gpu": 0.01},
-        "predicted_s": 0.01, "measured_s": 0.0102, "error": -0.02,
+        "predicted_s": 0.01, "measured_s": 0.0125, "error": -0.2,
     }  # fmt: skip
     eager = plain | {"case": {"mode": "eager"}}
     failed = plain | {"error": None}
     found = accuracy_plot.points([{"results": [plain, eager, failed]}])
-    assert found == {"everything resident": [(10.2, 10.0)], "launched eagerly": [(10.2, 10.0)]}
+    assert found == {"everything resident": [(12.5, 10.0)], "launched eagerly": [(12.5, 10.0)]}
