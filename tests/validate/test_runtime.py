@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from kvplan_validate.pool import PinnedPool  # noqa: E402
 from kvplan_validate.reference import History, Reference  # noqa: E402
 from kvplan_validate.runtime import Runtime  # noqa: E402
 from kvplan_validate.store import Store, fill, layout  # noqa: E402
+from kvplan_validate.token_file import TokenFile, aligned  # noqa: E402
 
 EXACT = [name for name, path in REGISTRY.items() if path.exact]
 
@@ -136,7 +136,7 @@ def prepared(
     pool = PinnedPool(64 * 2**20)
     store = Store(layout(allocation, micro_batches))
     fill(store.pieces, model.layers, pool.take, device, history.source())
-    to_disk(store, tmp_path / "tokens.bin")
+    to_disk(store, tmp_path)
     runtime = Runtime(scenario, evaluation, decoder, store, pool, tail=steps)
     return Prepared(runtime, reference, tokens, store, pool)
 
@@ -165,17 +165,18 @@ def run_case(
     return worst
 
 
-def to_disk(store: Store, file: Path) -> None:
+def to_disk(store: Store, folder: Path) -> None:
     """Move the pieces that a plan keeps on disk into a file."""
-    offset = 0
-    with open(file, "wb") as stream:
-        for key, piece in store.pieces.items():
-            if key[2] == "fetch_disk":
-                assert piece.data is not None
-                piece.offset = offset
-                offset += stream.write(piece.data.numpy().tobytes())
-                piece.data = None
-    store.file, store.descriptor = file, os.open(file, os.O_RDONLY)
+    content = bytearray()
+    for key, piece in store.pieces.items():
+        if key[2] == "fetch_disk":
+            assert piece.data is not None
+            piece.offset = len(content)
+            content += piece.data.numpy().tobytes()
+            content += bytes(aligned(len(content)) - len(content))
+            piece.data = None
+    if content:
+        store.file = TokenFile.create(folder, len(content), memoryview(content), print)
 
 
 @pytest.mark.parametrize("seed", range(24))

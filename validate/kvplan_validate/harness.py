@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +23,12 @@ from kvplan.model import ModelSpec
 from kvplan.scenario import Scenario
 from kvplan.trace import trace
 from kvplan_validate import kernels
+from kvplan_validate.busy import busy_s
 from kvplan_validate.decoder import ROPE_THETA, Decoder
 from kvplan_validate.pool import PinnedPool, largest
 from kvplan_validate.runtime import Runtime
 from kvplan_validate.store import Store, layout, piece_bytes
+from kvplan_validate.token_file import TokenFile, aligned
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TILE = 64 * 2**20
@@ -36,6 +40,9 @@ LONG_S = 0.15
 SMALL_POOL = 512 * 2**20
 LEAST_POOL = 2**30
 """Bytes; a smaller pool might lie in the CPU's caches."""
+
+LARGEST_FILE = 4 * 2**30
+"""Bytes of tokens on disk; what is beyond shares them, which direct reads do not notice."""
 
 
 def _unheard(text: str) -> None:
@@ -49,6 +56,7 @@ class Bench:
     Args:
         pool_bytes: most host memory to register for cached tokens.
         notice: takes a sentence about what is not as asked for.
+        disk_folder: where tokens on disk lie.
     """
 
     pool_bytes: int
@@ -56,8 +64,10 @@ class Bench:
     device: torch.device = field(
         default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu")
     )
+    disk_folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     pool: PinnedPool | None = None
     small: PinnedPool | None = None
+    file: TokenFile | None = None
     _model: ModelSpec | None = None
     _decoder: Decoder | None = None
 
@@ -86,6 +96,17 @@ class Bench:
             self._decoder.rotary = kernels.rotary_table(positions, dim, ROPE_THETA, self.device)
         return self._decoder
 
+    def token_file(self, size: int) -> TokenFile:
+        """A file of at least a size on the disk; a larger one than before is made anew."""
+        if self.file is None or self.file.size < size:
+            if self.file is not None:
+                self.file.close()
+                self.file = None
+            pool, _ = self.open()
+            tile = memoryview(pool.memory[: min(TILE, pool.size)].numpy())
+            self.file = TokenFile.create(self.disk_folder, size, tile, self.notice)
+        return self.file
+
     def drop_weights(self) -> None:
         """Forget the weights; streaming takes rows out of them."""
         self._model = self._decoder = None
@@ -96,18 +117,21 @@ class Bench:
             if pool is not None:
                 pool.close()
         self.pool = self.small = None
+        if self.file is not None:
+            self.file.close()
+            self.file = None
         self.drop_weights()
 
 
 def timing_store(
-    scenario: Scenario,
-    evaluation: Evaluation,
-    pool: PinnedPool,
-    device: torch.device,
-    dtype: torch.dtype,
+    scenario: Scenario, evaluation: Evaluation, pool: PinnedPool, bench: Bench, dtype: torch.dtype
 ) -> Store:
-    """Pieces full of random numbers: right for time, meaningless as text."""
+    """Pieces full of random numbers: right for time, meaningless as text.
+
+    Tokens on disk go round in a file of at most `LARGEST_FILE` bytes.
+    """
     store = Store(layout(evaluation.allocation, scenario.workload.micro_batches))
+    device, end, most = bench.device, 0, 0
     item = torch.empty(0, dtype=dtype).element_size()
     batch = scenario.workload.micro_batch
     for (layer, _, path, _), piece in store.pieces.items():
@@ -121,8 +145,14 @@ def timing_store(
         elif path == "attend_host":
             shape = (2, batch, spec.kv_heads, piece.count, spec.head_dim_k)
             piece.data = pool.take(size).view(dtype).view(shape)
+        elif path == "fetch_disk":
+            piece.offset = end if end + aligned(size) <= LARGEST_FILE else 0
+            end = piece.offset + aligned(size)
+            most = max(most, end)
         else:
             piece.data = pool.take(size)
+    if most:
+        store.file = bench.token_file(most)
     return store
 
 
@@ -132,9 +162,16 @@ def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) ->
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Measured steps of one case, seconds."""
+    """Measured steps of one case, seconds.
+
+    Args:
+        samples_s: steps.
+        busy_s: seconds each resource works in one step launched eagerly; empty where that step
+            found no room.
+    """
 
     samples_s: list[float]
+    busy_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def median_s(self) -> float:
@@ -151,7 +188,7 @@ def ready(
     small.reset()
     dtype = scenario.workload.kv_dtype
     decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
-    store = timing_store(scenario, evaluation, pool, bench.device, DTYPES[dtype])
+    store = timing_store(scenario, evaluation, pool, bench, DTYPES[dtype])
     return kind(scenario, evaluation, decoder, store, small)
 
 
@@ -166,7 +203,6 @@ def running(
             yield runtime
         finally:
             runtime.close()
-            runtime.store.close()
             del runtime
     finally:
         if evaluation.schedule.stream_weights:
@@ -191,7 +227,16 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
             runtime.capture()
         least = 3 if evaluation.step_s > LONG_S else 5
         count = steps or max(least, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
-        return Timing(timed(runtime, count, warm=1 if evaluation.step_s > LONG_S else 3))
+        samples = timed(runtime, count, warm=1 if evaluation.step_s > LONG_S else 3)
+        return Timing(samples, measured_busy_s(runtime))
+
+
+def measured_busy_s(runtime: Runtime) -> dict[str, float]:
+    """Seconds each resource works in one step; empty where an eager step finds no room."""
+    try:
+        return busy_s(runtime.timed_step())
+    except torch.OutOfMemoryError:
+        return {}
 
 
 def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:

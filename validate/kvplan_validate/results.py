@@ -31,6 +31,7 @@ class Result:
         error: predicted over measured, less one.
         floor_s: bytes over the link's rate for large copies, seconds.
         busy_s: predicted seconds per resource.
+        measured_busy_s: measured seconds per resource, of one step launched eagerly.
         decision: axis, stages, queue depth and share of tokens per path.
         reason: why the case did not run.
     """
@@ -43,6 +44,7 @@ class Result:
     error: float | None = None
     floor_s: float | None = None
     busy_s: dict[str, float] = field(default_factory=dict)
+    measured_busy_s: dict[str, float] = field(default_factory=dict)
     decision: dict[str, Any] = field(default_factory=dict)
     reason: str | None = None
 

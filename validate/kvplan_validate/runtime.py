@@ -7,7 +7,6 @@ without CUDA the same actions run in order, which tests logic and numbers.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,10 +27,22 @@ from kvplan_validate.pool import PinnedPool
 from kvplan_validate.staging import Place, Staging
 from kvplan_validate.store import BITS, Store, unpack
 from kvplan_validate.streaming import BUFFERS, StreamedWeights
+from kvplan_validate.token_file import aligned
 
 LANES = {"gpu": "gpu", "h2d": "h2d", "d2h": "d2h", "disk": "disk", "host": "host", None: "host"}
 """Resource to stream; queries and partial results travel on the stream of the host's work."""
 
+SPIN_CYCLES_PER_S = 2e9
+"""Clock cycles of the GPU per second, at most; a slower clock spins longer."""
+
+MOST_HOLD_S = 0.2
+"""A step that takes longer to launch waits for copies meanwhile."""
+
+MOST_QUEUED = 400
+"""Entries in a stream's queue; CUDA makes the launching thread wait at about a thousand."""
+
+QUEUED_WITH_EACH = 4
+"""Events around an operation."""
 
 Tenant = tuple[list[int], list[int]]
 """Actions that enter a buffer, and actions that leave it."""
@@ -56,6 +67,11 @@ class Action:
     waits: list[int] = field(default_factory=list)
     reaches_back: list[int] = field(default_factory=list)
     records: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is anything to do."""
+        return self.run is not _nothing
 
 
 @dataclass(slots=True)
@@ -291,25 +307,25 @@ class Runtime:
         return data
 
     def _disk_buffer(self, operation: Operation) -> Tensor:
+        """What the piece of an operation fills of its host buffer."""
+        return self._disk_pages(operation)[: self._place(operation).incoming.numel()]
+
+    def _disk_pages(self, operation: Operation) -> Tensor:
         """One of Q pinned host buffers that disk reads fill in turn, in the order of the graph."""
         key = (operation.layer, operation.stage or 0, operation.micro_batch)
         turn = self._disk_turns.setdefault(key, len(self._disk_turns))
         slot = turn % self.evaluation.schedule.queue_depth
         if slot not in self._disk:
-            self._disk[slot] = self.pool.take(self.staging.largest("fetch_disk"))
-        return self._disk[slot][: self._place(operation).incoming.numel()]
+            self._disk[slot] = self.pool.take(aligned(self.staging.largest("fetch_disk")))
+        return self._disk[slot][: aligned(self._place(operation).incoming.numel())]
 
     def _do_read_disk(self, operation: Operation) -> Callable[[], None]:
         key = (operation.layer, operation.stage, operation.path or "", operation.micro_batch)
-        piece, buffer = self.store.pieces[key], self._disk_buffer(operation)
-        view = memoryview(buffer.numpy())
+        piece, view = self.store.pieces[key], memoryview(self._disk_pages(operation).numpy())
+        needed, file = self._place(operation).incoming.numel(), self.store.file
+        assert file is not None, key
 
-        def read() -> None:
-            done = 0
-            while done < len(view):
-                done += os.preadv(self.store.descriptor, [view[done:]], piece.offset + done)
-
-        launch = self.lane.prepared(read)
+        launch = self.lane.prepared(lambda: file.read(view, piece.offset, needed))
         return lambda: launch(self.streams.get("disk"))
 
     def _do_rebuild(self, operation: Operation) -> Callable[[], None]:
@@ -476,19 +492,35 @@ class Runtime:
         torch.cuda.set_stream(before_all)
 
     def timed_step(self) -> list[tuple[Action, float, float]]:
-        """One eager step with an event before and after each action: (action, begin, end) in s."""
+        """One eager step with an event before and after each action: (action, begin, end) in s.
+
+        The GPU is held until about everything is launched, so that launching is not what is timed.
+        Where work of the CPU takes its turn in a stream, it is not, and the launching thread stops
+        now and then: it must not wait for a full queue while that work waits for it.
+        """
         if not self.cuda:
             return self._timed_on_cpu()
         self.synchronise()
+        on_host = any(a.operation.operation in ("attend_host", "read_disk") for a in self.actions)
+        hold_s = 0.0 if on_host else self._launch_s()
         begun = torch.cuda.Event(enable_timing=True)
-        begun.record(self.streams["gpu"])
+        with torch.cuda.stream(self.streams["gpu"]):
+            torch.cuda._sleep(int(hold_s * SPIN_CYCLES_PER_S))
+            begun.record()
+        for stream in self.streams.values():
+            stream.wait_event(begun)
         marks = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in self.actions
         ]
         plain = [action.run for action in self.actions]
+        queued = 0.0
         for action, run, (first, last) in zip(self.actions, plain, marks, strict=True):
-            action.run = partial(_between, run, first, last, self.streams[action.lane])
+            queued += action.operation.kernels + QUEUED_WITH_EACH
+            stops = on_host and action.lane == "gpu" and queued > MOST_QUEUED
+            queued = 0.0 if stops else queued
+            stream = self.streams[action.lane]
+            action.run = partial(_between, run, first, last, stream, stops=stops)
         try:
             self._issue(reach_back=False)
             self.synchronise()
@@ -499,6 +531,14 @@ class Runtime:
             (action, begun.elapsed_time(first) / 1e3, begun.elapsed_time(last) / 1e3)
             for action, (first, last) in zip(self.actions, marks, strict=True)
         ]
+
+    def _launch_s(self) -> float:
+        """Seconds the CPU takes to launch a step, at most `MOST_HOLD_S`."""
+        begin = time.perf_counter()
+        self._issue(reach_back=False)
+        launched = time.perf_counter() - begin
+        self.synchronise()
+        return min(1.5 * launched, MOST_HOLD_S)
 
     def _timed_on_cpu(self) -> list[tuple[Action, float, float]]:
         spans = []
@@ -562,11 +602,13 @@ def _through(source: Tensor, out: Tensor) -> None:
     torch.mul(source, 1, out=out)
 
 
-def _between(run: Callable[[], None], first: Any, last: Any, stream: Any) -> None:
-    """Run with an event recorded before and after."""
+def _between(run: Callable[[], None], first: Any, last: Any, stream: Any, *, stops: bool) -> None:
+    """Run with an event recorded before and after; wait for it where told so."""
     first.record(stream)
     run()
     last.record(stream)
+    if stops:
+        stream.synchronize()
 
 
 def _nothing() -> None:

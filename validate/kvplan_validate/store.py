@@ -7,10 +7,8 @@ attends lie head-major.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +18,7 @@ from kvplan.dtypes import QUANTISED_GROUP, SCALE_BYTES
 from kvplan.errors import InputError
 from kvplan.model import LayerSpec
 from kvplan_validate import kernels
+from kvplan_validate.token_file import TokenFile
 
 BITS = {"fetch_int8": 8, "fetch_int4": 4}
 
@@ -81,20 +80,16 @@ class Store:
 
     Args:
         pieces: by key.
-        file: file of the tokens on disk, or None.
+        file: file of the tokens on disk, or None; whoever opened it closes it.
     """
 
     pieces: dict[Key, Piece] = field(default_factory=dict)
-    file: Path | None = None
-    descriptor: int = -1
+    file: TokenFile | None = None
 
     def close(self) -> None:
-        """Close and remove the disk file."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        """Close the disk file."""
         if self.file is not None:
-            self.file.unlink(missing_ok=True)
+            self.file.close()
             self.file = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -48,6 +49,12 @@ def validate(
         typer.Option(help="Most host memory to register for cached tokens.",
                      rich_help_panel="What to run"),
     ] = "16GiB",
+    disk_folder: Annotated[
+        str | None,
+        typer.Option("--disk-folder", help="Folder on the disk for tokens that a plan keeps there; "
+                     "the file is gone at the end. [default: the system's]",
+                     rich_help_panel="What to run"),
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(help="Seconds after which no further case starts.",
@@ -81,15 +88,18 @@ def validate(
         raise InputError("--trace", trace, "a plan, not a grid")
     check_writable(output, "--output")
     check_writable(trace, "--trace")
+    if disk_folder is not None and not Path(disk_folder).is_dir():
+        raise InputError("--disk-folder", disk_folder, "a folder that exists")
     _check_device(device)
+    folder = Path(disk_folder) if disk_folder is not None else None
     if plan is not None:
-        document = _run_plan(plan, gpu, pool, device, output, trace)
+        document = _run_plan(plan, gpu, pool, device, folder, output, trace)
     elif trials:
         _run_trials(gpu, pool, device, output, as_json=as_json)
         return
     else:
         assert grid is not None
-        document = _run_grid(grid, gpu, pool, budget, device, output, quiet=as_json)
+        document = _run_grid(grid, gpu, pool, budget, device, folder, output, quiet=as_json)
     if as_json:
         print_json(document)
     else:
@@ -132,6 +142,7 @@ def _run_grid(
     pool: str,
     budget: float | None,
     device: str,
+    folder: Path | None,
     output: str | None,
     *,
     quiet: bool,
@@ -157,7 +168,7 @@ def _run_grid(
     with unwinding(results.kept):
         run_all(
             cases, hardware, results, pool_bytes=parse_bytes(pool, "--pool"), show=show,
-            budget_s=budget, device=device,
+            budget_s=budget, device=device, disk_folder=folder,
         )  # fmt: skip
     found: dict[str, Any] = json.loads(results.text())
     return found
@@ -198,7 +209,13 @@ def _run_trials(
 
 
 def _run_plan(
-    plan: str, gpu: str | None, pool: str, device: str, output: str | None, trace: str | None
+    plan: str,
+    gpu: str | None,
+    pool: str,
+    device: str,
+    folder: Path | None,
+    output: str | None,
+    trace: str | None,
 ) -> dict[str, Any]:
     import json
 
@@ -216,7 +233,7 @@ def _run_plan(
     with unwinding(results.kept):
         timelines = run_plan(
             scenario, evaluation, results, plan=plan, strategy=document.decision.strategy,
-            pool_bytes=parse_bytes(pool, "--pool"), device=device,
+            pool_bytes=parse_bytes(pool, "--pool"), device=device, disk_folder=folder,
             show=lambda text: say("note", text), timelines=trace is not None,
         )  # fmt: skip
     if trace is not None:

@@ -73,6 +73,7 @@ def validate(
     show: Show,
     budget_s: float | None = None,
     device: str | None = None,
+    disk_folder: Path | None = None,
 ) -> ResultFile:
     """Run every case that has no result yet; one that fails keeps its reason.
 
@@ -84,6 +85,7 @@ def validate(
         show: takes one line per case.
         budget_s: stop starting cases after this long.
         device: ``cuda`` or ``cpu``; None takes the GPU where there is one.
+        disk_folder: where tokens on disk lie; None takes the system's folder.
 
     Raises:
         ResourceError: the GPU no longer answers, so that no further case could run.
@@ -91,9 +93,7 @@ def validate(
     """
     done = results.done()
     todo = [case for case in ordered(cases) if case_key(case_fields(case)) not in done]
-    bench = Bench(pool_bytes, show)
-    if device is not None:
-        bench.device = torch.device(device)
+    bench = opened(pool_bytes, show, device, disk_folder)
     begun = time.monotonic()
     try:
         for number, case in enumerate(todo):
@@ -112,6 +112,16 @@ def validate(
     finally:
         bench.close()
     return results
+
+
+def opened(pool_bytes: int, show: Show, device: str | None, disk_folder: Path | None) -> Bench:
+    """A bench; None leaves its own choice of device and folder."""
+    bench = Bench(pool_bytes, show)
+    if device is not None:
+        bench.device = torch.device(device)
+    if disk_folder is not None:
+        bench.disk_folder = disk_folder
+    return bench
 
 
 def run_case(bench: Bench, case: Case, hardware: HardwareProfile) -> Result:
@@ -149,6 +159,7 @@ def _compared(
         error=evaluation.step_s / timing.median_s - 1.0,
         floor_s=moved / scenario.hardware.h2d.copy.rate(),
         busy_s=dict(evaluation.simulation.busy_s),
+        measured_busy_s=timing.busy_s,
         decision=decision(evaluation),
     )
 
@@ -163,6 +174,7 @@ def run_plan(
     pool_bytes: int,
     device: str,
     show: Show,
+    disk_folder: Path | None = None,
     timelines: bool = False,
 ) -> str:
     """Run one plan and keep its result.
@@ -176,6 +188,7 @@ def run_plan(
         pool_bytes: host memory to register.
         device: ``cuda`` or ``cpu``.
         show: takes sentences about what is not as asked for.
+        disk_folder: where tokens on disk lie; None takes the system's folder.
         timelines: whether a step is traced too.
 
     Returns:
@@ -184,7 +197,7 @@ def run_plan(
     Raises:
         ResourceError: the machine cannot run it.
     """
-    bench = Bench(pool_bytes, show, torch.device(device))
+    bench = opened(pool_bytes, show, device, disk_folder)
     try:
         timing = run(bench, scenario, evaluation)
         results.add(_compared({"plan": plan}, strategy, scenario, evaluation, timing))

@@ -1,0 +1,35 @@
+"""Measured busy time of resources: from when each operation of a step began and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvplan_validate.runtime import Action
+
+Span = tuple[float, float]
+"""Begin and end, seconds."""
+
+
+def union_s(spans: Iterable[Span]) -> float:
+    """Seconds in which at least one of some spans lies.
+
+    >>> union_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, reached), 0.0)
+        reached = max(reached, end)
+    return total
+
+
+def busy_s(spans: Sequence[tuple[Action, float, float]]) -> dict[str, float]:
+    """Seconds each resource works in one step, as `Runtime.timed_step` saw it.
+
+    Operations without a resource (a query, a partial result) occupy nothing.
+    """
+    by_resource: dict[str, list[Span]] = {}
+    for action, begin, end in spans:
+        if action.operation.resource is not None and action.runs:
+            by_resource.setdefault(action.operation.resource, []).append((begin, end))
+    return {name: union_s(found) for name, found in sorted(by_resource.items())}
