@@ -16,8 +16,10 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="the runtime needs torch")
 
 from plugin_cli import run  # noqa: E402
+from test_runtime import small_model  # noqa: E402
 
 from kvplan.errors import ResourceError  # noqa: E402
+from kvplan_validate import cases, harness  # noqa: E402
 from kvplan_validate.token_file import ALIGNMENT, TokenFile, aligned  # noqa: E402
 
 CONTENT = random.Random(1).randbytes(3 << 20)
@@ -104,9 +106,12 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_plan_with_tokens_on_disk_runs(tmp_path: Path) -> None:
+def test_a_plan_with_tokens_on_disk_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "load_model", lambda name: small_model(grouped=True, rope=True))
+    monkeypatch.setattr(harness, "SMALL_POOL", 1 << 20)
+    monkeypatch.setattr(harness, "TILE", 1 << 20)
     case = {
-        "model": "opt-125m", "batch": 2, "context": 256, "disk": "1GiB",
+        "model": "small", "batch": 2, "context": 256, "disk": "1GiB",
         "force": {"fetch_disk": 0.5, "resident": 0.5},
     }  # fmt: skip
     grid, output = tmp_path / "grid.json", tmp_path / "r.json"
