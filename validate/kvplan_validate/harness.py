@@ -25,6 +25,7 @@ from kvplan.trace import trace
 from kvplan_validate import kernels
 from kvplan_validate.busy import busy_s
 from kvplan_validate.decoder import ROPE_THETA, Decoder
+from kvplan_validate.metrics import Metrics
 from kvplan_validate.pool import PinnedPool, largest
 from kvplan_validate.runtime import Runtime
 from kvplan_validate.store import Store, layout, piece_bytes
@@ -40,6 +41,9 @@ LONG_S = 0.15
 SMALL_POOL = 512 * 2**20
 LEAST_POOL = 2**30
 """Bytes; a smaller pool might lie in the CPU's caches."""
+
+PART_S = 0.5
+"""Seconds between two looks at the metrics."""
 
 LARGEST_FILE = 4 * 2**30
 """Bytes of tokens on disk; what is beyond shares them, which direct reads do not notice."""
@@ -213,7 +217,14 @@ def running(
             torch.cuda.empty_cache()
 
 
-def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int = 0) -> Timing:
+def run(
+    bench: Bench,
+    scenario: Scenario,
+    evaluation: Evaluation,
+    *,
+    steps: int = 0,
+    metrics: Metrics | None = None,
+) -> Timing:
     """Time a plan's steps on this machine.
 
     Args:
@@ -221,14 +232,25 @@ def run(bench: Bench, scenario: Scenario, evaluation: Evaluation, *, steps: int 
         scenario: the question.
         evaluation: the plan.
         steps: how many; 0 picks as many as take half a second, 3 to 30.
+        metrics: told about twice a second; steps then come in parts, each warmed up again.
     """
     with running(bench, scenario, evaluation) as runtime:
         if evaluation.schedule.mode == "graph":
             runtime.capture()
         least = 3 if evaluation.step_s > LONG_S else 5
         count = steps or max(least, min(30, int(0.5 / max(evaluation.step_s, 1e-6))))
-        samples = timed(runtime, count, warm=1 if evaluation.step_s > LONG_S else 3)
-        return Timing(samples, measured_busy_s(runtime))
+        warm = 1 if evaluation.step_s > LONG_S else 3
+        if metrics is None:
+            samples = timed(runtime, count, warm)
+            return Timing(samples, measured_busy_s(runtime))
+        metrics.occupied(measured_busy_s(runtime))
+        part = max(1, int(PART_S / max(evaluation.step_s, 1e-6)))
+        samples = []
+        while len(samples) < count:
+            some = timed(runtime, min(part, count - len(samples)), warm)
+            samples += some
+            metrics.ran(some)
+        return Timing(samples, dict(metrics.busy_s))
 
 
 def measured_busy_s(runtime: Runtime) -> dict[str, float]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvplan.cli.output import Json, check_writable, console, print_json, say
 from kvplan.errors import InputError, KvplanError, ResourceError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvplan.evaluate import Evaluation
+    from kvplan.scenario import Scenario
+
+MOST_STEPS = 1_000_000
 
 VALIDATE_EPILOG = """
 Examples:
@@ -19,6 +27,7 @@ Examples:
   kvplan validate plan.json
   kvplan validate --grid grid.toml --gpu ./my.toml -o results.json
   kvplan validate plan.json --trace trace.json
+  kvplan validate plan.json --steps 1000 --live --prometheus /var/lib/node_exporter/kvplan.prom
   kvplan validate --trials --gpu ./my.toml -o trials.json
 """
 
@@ -60,6 +69,11 @@ def validate(
         typer.Option(help="Seconds after which no further case starts.",
                      rich_help_panel="What to run"),
     ] = None,
+    steps: Annotated[
+        int,
+        typer.Option(help="Steps per case. [default: as many as take half a second, 5 to 30]",
+                     show_default=False, rich_help_panel="What to run"),
+    ] = 0,
     device: Annotated[
         str,
         typer.Option(help="cuda, or cpu: the same code without streams, to try a plan's logic; "
@@ -76,6 +90,21 @@ def validate(
         typer.Option(help="Predicted and measured timelines of a plan, for Perfetto.",
                      rich_help_panel="Output"),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="A table that follows the run: latencies, busy resources, "
+                     "tiers.", rich_help_panel="Metrics"),
+    ] = False,
+    prometheus: Annotated[
+        str | None,
+        typer.Option("--prometheus", help="Metrics as Prometheus text, for node_exporter's "
+                     "textfile collector (.prom).", rich_help_panel="Metrics"),
+    ] = None,
+    prometheus_port: Annotated[
+        int | None,
+        typer.Option("--prometheus-port", help="Serve metrics on this port of localhost while "
+                     "the command runs.", rich_help_panel="Metrics"),
+    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run a plan, or a grid of cases, on this machine and show predicted beside measured.
@@ -88,23 +117,44 @@ def validate(
         raise InputError("--trace", trace, "a plan, not a grid")
     check_writable(output, "--output")
     check_writable(trace, "--trace")
+    check_writable(prometheus, "--prometheus")
+    if not 0 <= steps <= MOST_STEPS:
+        raise InputError("--steps", steps, f"0 to {MOST_STEPS}")
+    if prometheus_port is not None and not 0 < prometheus_port < 65536:
+        raise InputError("--prometheus-port", prometheus_port, "1 to 65535")
     if disk_folder is not None and not Path(disk_folder).is_dir():
         raise InputError("--disk-folder", disk_folder, "a folder that exists")
     _check_device(device)
-    folder = Path(disk_folder) if disk_folder is not None else None
-    if plan is not None:
-        document = _run_plan(plan, gpu, pool, device, folder, output, trace)
-    elif trials:
+    if trials:
         _run_trials(gpu, pool, device, output, as_json=as_json)
         return
-    else:
-        assert grid is not None
-        document = _run_grid(grid, gpu, pool, budget, device, folder, output, quiet=as_json)
+    from kvplan.units import parse_bytes
+    from kvplan_validate.watch import watching
+
+    how: dict[str, Any] = {
+        "pool_bytes": parse_bytes(pool, "--pool"), "device": device, "steps": steps,
+        "disk_folder": Path(disk_folder) if disk_folder is not None else None,
+    }  # fmt: skip
+    table = (error_console() if as_json else console()) if live else None
+    with watching(live=table, file=prometheus, port=prometheus_port) as metrics:
+        how["metrics"] = metrics
+        if plan is not None:
+            document = _run_plan(plan, gpu, output, trace, how)
+        else:
+            assert grid is not None
+            document = _run_grid(grid, gpu, budget, output, how, quiet=as_json)
     if as_json:
         print_json(document)
     else:
         show_summary(document)
     _refuse_failures(document)
+
+
+def error_console() -> Console:
+    """The console of stderr, for talk beside a JSON document."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def _check_device(device: str) -> None:
@@ -139,18 +189,15 @@ def _refuse_failures(document: dict[str, Any]) -> None:
 def _run_grid(
     grid: str,
     gpu: str | None,
-    pool: str,
     budget: float | None,
-    device: str,
-    folder: Path | None,
     output: str | None,
+    how: dict[str, Any],
     *,
     quiet: bool,
 ) -> dict[str, Any]:
     import json
 
     from kvplan.hardware_library import load_hardware
-    from kvplan.units import parse_bytes
     from kvplan_validate.cases import read_grid
     from kvplan_validate.interrupt import unwinding
     from kvplan_validate.results import ResultFile
@@ -166,10 +213,7 @@ def _run_grid(
         print(text, file=sys.stderr if quiet else sys.stdout, flush=True)
 
     with unwinding(results.kept):
-        run_all(
-            cases, hardware, results, pool_bytes=parse_bytes(pool, "--pool"), show=show,
-            budget_s=budget, device=device, disk_folder=folder,
-        )  # fmt: skip
+        run_all(cases, hardware, results, show=show, budget_s=budget, **how)
     found: dict[str, Any] = json.loads(results.text())
     return found
 
@@ -209,20 +253,13 @@ def _run_trials(
 
 
 def _run_plan(
-    plan: str,
-    gpu: str | None,
-    pool: str,
-    device: str,
-    folder: Path | None,
-    output: str | None,
-    trace: str | None,
+    plan: str, gpu: str | None, output: str | None, trace: str | None, how: dict[str, Any]
 ) -> dict[str, Any]:
     import json
 
     from kvplan.hardware_library import load_hardware
     from kvplan.plan_file import decode, read_plan, write_text
     from kvplan.planning import replay
-    from kvplan.units import parse_bytes
     from kvplan_validate.interrupt import unwinding
     from kvplan_validate.results import ResultFile
     from kvplan_validate.validation import provenance, run_plan
@@ -233,14 +270,28 @@ def _run_plan(
     with unwinding(results.kept):
         timelines = run_plan(
             scenario, evaluation, results, plan=plan, strategy=document.decision.strategy,
-            pool_bytes=parse_bytes(pool, "--pool"), device=device, disk_folder=folder,
-            show=lambda text: say("note", text), timelines=trace is not None,
+            show=lambda text: say("note", text), timelines=trace is not None, **how,
         )  # fmt: skip
     if trace is not None:
         write_text(trace, timelines)
         say("note", f"timelines written to {trace}")
     found: dict[str, Any] = json.loads(results.text())
+    found["advice"] = _advice(scenario, evaluation, found["results"][0])
     return found
+
+
+def _advice(
+    scenario: Scenario, evaluation: Evaluation, result: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """What would help, where a link is busy for most of the measured step."""
+    from dataclasses import asdict
+
+    from kvplan_validate.advice import BUSY, advice
+
+    busy = result["measured_busy_s"] or result["busy_s"]
+    if busy.get("h2d", 0.0) <= BUSY * result["measured_s"]:
+        return []
+    return [asdict(one) | {"sentence": one.sentence()} for one in advice(scenario, evaluation)]
 
 
 def show_summary(document: dict[str, Any]) -> None:
@@ -252,6 +303,9 @@ def show_summary(document: dict[str, Any]) -> None:
                 f"predicted {result['predicted_s'] * 1e3:.2f} ms, measured "
                 f"{result['measured_s'] * 1e3:.2f} ms, {result['error']:+.1%}"
             )
+            _show_busy(result)
+    for one in document.get("advice", []):
+        out.print(f"the link is the limit; {one['sentence']}")
     for row in document.get("chosen", []):
         from kvplan_validate.chosen import label, verdict
 
@@ -264,3 +318,14 @@ def show_summary(document: dict[str, Any]) -> None:
             f"the median, {summary['p95_error']:.1%} at the 95th percentile, "
             f"{summary['worst_error']:.1%} at worst"
         )
+
+
+def _show_busy(result: dict[str, Any]) -> None:
+    """How long each resource works in the step, measured beside predicted."""
+    parts = [
+        f"{name} {min(100 * seconds / result['measured_s'], 100):.0f} % "
+        f"({100 * result['busy_s'].get(name, 0.0) / result['predicted_s']:.0f} % predicted)"
+        for name, seconds in result["measured_busy_s"].items()
+    ]
+    if parts:
+        console().print("busy: " + ", ".join(parts))

@@ -21,6 +21,7 @@ from kvplan.scenario import Scenario
 from kvplan_validate.cases import Case
 from kvplan_validate.faults import described, fault, recover
 from kvplan_validate.harness import Bench, Timing, run, traced
+from kvplan_validate.metrics import Metrics
 from kvplan_validate.results import Result, ResultFile, case_fields, case_key
 
 Show = Callable[[str], None]
@@ -74,6 +75,8 @@ def validate(
     budget_s: float | None = None,
     device: str | None = None,
     disk_folder: Path | None = None,
+    steps: int = 0,
+    metrics: Metrics | None = None,
 ) -> ResultFile:
     """Run every case that has no result yet; one that fails keeps its reason.
 
@@ -86,6 +89,8 @@ def validate(
         budget_s: stop starting cases after this long.
         device: ``cuda`` or ``cpu``; None takes the GPU where there is one.
         disk_folder: where tokens on disk lie; None takes the system's folder.
+        steps: per case; 0 leaves the choice to `run`.
+        metrics: told while cases run.
 
     Raises:
         ResourceError: the GPU no longer answers, so that no further case could run.
@@ -102,7 +107,7 @@ def validate(
                 show(f"{len(todo) - number} cases left when {budget_s:.0f} s were over")
                 break
             left = spent / number * (len(todo) - number) if number else 0.0
-            result = run_case(bench, case, hardware)
+            result = run_case(bench, case, hardware, steps, metrics)
             results.add(result)
             show(f"[{number + 1}/{len(todo)}, {left:.0f} s left] {line(result)}")
             if result.measured_s is None and (broken := recover()) is not None:
@@ -124,26 +129,49 @@ def opened(pool_bytes: int, show: Show, device: str | None, disk_folder: Path | 
     return bench
 
 
-def run_case(bench: Bench, case: Case, hardware: HardwareProfile) -> Result:
+def run_case(
+    bench: Bench,
+    case: Case,
+    hardware: HardwareProfile,
+    steps: int = 0,
+    metrics: Metrics | None = None,
+) -> Result:
     """Plan, predict and time one case; a case that cannot run keeps its reason."""
     try:
-        return _measured(bench, case, hardware)
+        result = _measured(bench, case, hardware, steps, metrics)
     except Exception as error:
-        reason = described(error)
-    # Out here the exception, whose frames hold tensors, is gone.
-    recover()
-    return Result(case_fields(case), _strategy(case), reason=reason)
+        result = Result(case_fields(case), _strategy(case), reason=described(error))
+    if metrics is not None:
+        metrics.ended(measured=result.measured_s is not None)
+    if result.measured_s is None:
+        recover()  # out here the exception, whose frames hold tensors, is gone
+    return result
 
 
 def _strategy(case: Case) -> str:
     return "forced" if case.force else case.baseline or "solve"
 
 
-def _measured(bench: Bench, case: Case, hardware: HardwareProfile) -> Result:
+def _measured(
+    bench: Bench, case: Case, hardware: HardwareProfile, steps: int, metrics: Metrics | None
+) -> Result:
     scenario = case.scenario(hardware)
     evaluation = case.plan(scenario)
-    timing = run(bench, scenario, evaluation)
+    if metrics is not None:
+        metrics.begin(described_case(scenario, evaluation, _strategy(case)), evaluation)
+    timing = run(bench, scenario, evaluation, steps=steps, metrics=metrics)
     return _compared(case_fields(case), _strategy(case), scenario, evaluation, timing)
+
+
+def described_case(scenario: Scenario, evaluation: Evaluation, strategy: str) -> dict[str, object]:
+    """What runs, as labels of metrics."""
+    return {
+        "model": scenario.model.name,
+        "batch": scenario.workload.batch,
+        "context": scenario.workload.context,
+        "mode": evaluation.schedule.mode,
+        "strategy": strategy,
+    }
 
 
 def _compared(
@@ -175,6 +203,8 @@ def run_plan(
     device: str,
     show: Show,
     disk_folder: Path | None = None,
+    steps: int = 0,
+    metrics: Metrics | None = None,
     timelines: bool = False,
 ) -> str:
     """Run one plan and keep its result.
@@ -189,6 +219,8 @@ def run_plan(
         device: ``cuda`` or ``cpu``.
         show: takes sentences about what is not as asked for.
         disk_folder: where tokens on disk lie; None takes the system's folder.
+        steps: how many; 0 leaves the choice to `run`.
+        metrics: told while the plan runs.
         timelines: whether a step is traced too.
 
     Returns:
@@ -199,8 +231,12 @@ def run_plan(
     """
     bench = opened(pool_bytes, show, device, disk_folder)
     try:
-        timing = run(bench, scenario, evaluation)
+        if metrics is not None:
+            metrics.begin(described_case(scenario, evaluation, strategy), evaluation)
+        timing = run(bench, scenario, evaluation, steps=steps, metrics=metrics)
         results.add(_compared({"plan": plan}, strategy, scenario, evaluation, timing))
+        if metrics is not None:
+            metrics.ended(measured=True)
         return traced(bench, scenario, evaluation) if timelines else ""
     except Exception as error:
         if (found := fault(error)) is None:
