@@ -127,6 +127,16 @@ class TokenFile:
             # The next step must find the tokens on the disk again.
             os.posix_fadvise(self.descriptor, offset, len(view), os.POSIX_FADV_DONTNEED)
 
+    def write(self, view: memoryview, offset: int) -> None:
+        """Write whole pages at an offset of whole pages.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        done = 0
+        while done < len(view):
+            done += os.pwritev(self.descriptor, [view[done:]], offset + done)
+
     def close(self) -> None:
         """Give the space back."""
         self._workers.shutdown()
@@ -160,16 +170,16 @@ def _fill(handle: int, size: int, tile: memoryview) -> None:
 
 
 def _opened(path: str) -> tuple[int, bool]:
-    """The file for reading, and whether directly: where the first direct read is not refused."""
+    """The file, and whether it is read directly: where the first direct read is not refused."""
     if hasattr(os, "O_DIRECT"):
         import mmap
 
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            descriptor = os.open(path, os.O_RDWR | os.O_DIRECT)
             try:
                 os.preadv(descriptor, [mmap.mmap(-1, ALIGNMENT)], 0)
             except OSError:
                 os.close(descriptor)
                 raise
             return descriptor, True
-    return os.open(path, os.O_RDONLY), False
+    return os.open(path, os.O_RDWR), False
