@@ -284,19 +284,20 @@ class TieredPool:
         self.file.write(memoryview(self._bounce.numpy()), slot * self.slot_bytes)
 
     def runs(self, keys: Iterable[BlockKey]) -> list[list[BlockKey]]:
-        """Blocks in HBM, cut where neighbours do not lie beside each other."""
+        """Blocks in HBM, cut where neighbours do not lie beside each other without a gap."""
         found: list[list[BlockKey]] = []
+        gapless = self.slot_bytes == self.block_bytes
         for key in keys:
-            if found and self.slot(found[-1][-1]) + 1 == self.slot(key):
+            if gapless and found and self.slot(found[-1][-1]) + 1 == self.slot(key):
                 found[-1].append(key)
             else:
                 found.append([key])
         return found
 
     def span(self, keys: list[BlockKey]) -> Tensor:
-        """Bytes of a run of `runs`, one row per block."""
+        """Bytes of a run of `runs`, flat, where they lie."""
         first = self.slot(keys[0])
-        return self._hbm[first : first + len(keys), : self.block_bytes]
+        return self._hbm[first : first + len(keys), : self.block_bytes].view(-1)
 
     def close(self) -> None:
         """Give the disk's space back; the memory belongs to others."""
