@@ -18,6 +18,7 @@ from kvplan.hardware_library import load_hardware  # noqa: E402
 from kvplan.scenario import Scenario  # noqa: E402
 from kvplan.schedule import Schedule  # noqa: E402
 from kvplan.workload import Budgets, Workload  # noqa: E402
+from kvplan_validate import decode_run  # noqa: E402
 from kvplan_validate.decoder import Decoder  # noqa: E402
 from kvplan_validate.decoding import Decoding, block_bytes, placement  # noqa: E402
 from kvplan_validate.pool import PinnedPool  # noqa: E402
@@ -149,3 +150,22 @@ def test_decoding_on_a_gpu(tmp_path: Path) -> None:
     )  # fmt: skip
     assert made.worst(4 * BLOCK + 1) < 6e-3
     made.close()
+
+
+def test_a_run_says_what_each_tier_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_run, "SMALL_POOL", 8 << 20)
+    scenario = Scenario(
+        model=small_model(grouped=True, rope=True, layers=LAYERS), hardware=load_hardware("h200"),
+        budgets=Budgets(disk_bytes=10**9), workload=Workload(batch=2, context=26, block=BLOCK),
+    )  # fmt: skip
+    evaluation = forced(scenario, Schedule(stages=2), SHARES["mixed"])
+    assert isinstance(evaluation, Evaluation)
+    decoded = decode_run.decode(
+        scenario, evaluation, 2 * BLOCK + 1, device="cpu", disk_folder=tmp_path, notice=print
+    )
+    assert decoded["context"] == CONTEXT + 2 * BLOCK
+    assert decoded["hit_rate"]["hbm"] == pytest.approx(1 / 3, abs=0.1)
+    assert sum(decoded["hit_rate"].values()) == pytest.approx(1.0)
+    assert sorted(decoded["latency_s"]) == ["0.5", "0.95", "0.99"]
+    assert "blocks read from hbm" in decode_run.sentence(decoded)
+    assert list(tmp_path.iterdir()) == []

@@ -74,6 +74,12 @@ def validate(
         typer.Option(help="Steps per case. [default: as many as take half a second, 5 to 30]",
                      show_default=False, rich_help_panel="What to run"),
     ] = 0,
+    decode: Annotated[
+        int,
+        typer.Option(help="Also decode so many tokens with a plan, its blocks in a tiered pool, "
+                     "and show what each tier serves.", show_default=False,
+                     rich_help_panel="What to run"),
+    ] = 0,
     device: Annotated[
         str,
         typer.Option(help="cuda, or cpu: the same code without streams, to try a plan's logic; "
@@ -120,6 +126,10 @@ def validate(
     check_writable(prometheus, "--prometheus")
     if not 0 <= steps <= MOST_STEPS:
         raise InputError("--steps", steps, f"0 to {MOST_STEPS}")
+    if not 0 <= decode <= MOST_STEPS:
+        raise InputError("--decode", decode, f"0 to {MOST_STEPS}")
+    if decode and plan is None:
+        raise InputError("--decode", decode, "a plan, not a grid")
     if prometheus_port is not None and not 0 < prometheus_port < 65536:
         raise InputError("--prometheus-port", prometheus_port, "1 to 65535")
     if disk_folder is not None and not Path(disk_folder).is_dir():
@@ -139,7 +149,7 @@ def validate(
     with watching(live=table, file=prometheus, port=prometheus_port) as metrics:
         how["metrics"] = metrics
         if plan is not None:
-            document = _run_plan(plan, gpu, output, trace, how)
+            document = _run_plan(plan, gpu, output, trace, decode, how)
         else:
             assert grid is not None
             document = _run_grid(grid, gpu, budget, output, how, quiet=as_json)
@@ -253,7 +263,12 @@ def _run_trials(
 
 
 def _run_plan(
-    plan: str, gpu: str | None, output: str | None, trace: str | None, how: dict[str, Any]
+    plan: str,
+    gpu: str | None,
+    output: str | None,
+    trace: str | None,
+    tokens: int,
+    how: dict[str, Any],
 ) -> dict[str, Any]:
     import json
 
@@ -262,7 +277,7 @@ def _run_plan(
     from kvplan.planning import replay
     from kvplan_validate.interrupt import unwinding
     from kvplan_validate.results import ResultFile
-    from kvplan_validate.validation import provenance, run_plan
+    from kvplan_validate.validation import provenance, run_decode, run_plan
 
     document = decode(sys.stdin.buffer.read(), "-") if plan == "-" else read_plan(plan)
     scenario, evaluation = replay(document, load_hardware(gpu) if gpu else None)
@@ -276,6 +291,12 @@ def _run_plan(
         write_text(trace, timelines)
         say("note", f"timelines written to {trace}")
     found: dict[str, Any] = json.loads(results.text())
+    if tokens:
+        with unwinding(results.kept):
+            found["decoded"] = run_decode(
+                scenario, evaluation, tokens, device=how["device"],
+                disk_folder=how["disk_folder"], show=lambda text: say("note", text),
+            )  # fmt: skip
     found["advice"] = _advice(scenario, evaluation, found["results"][0])
     return found
 
@@ -304,6 +325,10 @@ def show_summary(document: dict[str, Any]) -> None:
                 f"{result['measured_s'] * 1e3:.2f} ms, {result['error']:+.1%}"
             )
             _show_busy(result)
+    if "decoded" in document:
+        from kvplan_validate.decode_run import sentence
+
+        out.print(sentence(document["decoded"]))
     for one in document.get("advice", []):
         out.print(f"the link is the limit; {one['sentence']}")
     for row in document.get("chosen", []):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvplan.evaluate import Evaluation
 from kvplan.hardware import HardwareProfile
 from kvplan.scenario import Scenario
 from kvplan_validate.cases import Case
+from kvplan_validate.decode_run import decode
 from kvplan_validate.faults import described, fault, recover
 from kvplan_validate.harness import Bench, Timing, run, traced
 from kvplan_validate.metrics import Metrics
@@ -244,6 +246,29 @@ def run_plan(
         raise found from error
     finally:
         bench.close()
+
+
+def run_decode(
+    scenario: Scenario,
+    evaluation: Evaluation,
+    steps: int,
+    *,
+    device: str,
+    disk_folder: Path | None,
+    show: Show,
+) -> dict[str, Any]:
+    """Decode tokens over a tiered pool, as `decode_run.decode`.
+
+    Raises:
+        KvplanError: the plan's paths cannot be pooled, or the machine cannot run it.
+    """
+    folder = disk_folder or Path(tempfile.gettempdir())
+    try:
+        return decode(scenario, evaluation, steps, device=device, disk_folder=folder, notice=show)
+    except Exception as error:
+        if (found := fault(error)) is None:
+            raise
+        raise found from error
 
 
 def decision(evaluation: Evaluation) -> dict[str, Any]:
