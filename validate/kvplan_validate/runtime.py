@@ -35,6 +35,9 @@ LANES = {"gpu": "gpu", "h2d": "h2d", "d2h": "d2h", "disk": "disk", "host": "host
 SPIN_CYCLES_PER_S = 2e9
 """Clock cycles of the GPU per second, at most; a slower clock spins longer."""
 
+LAUNCH_S = 20e-6
+"""Seconds to launch a kernel or to record an event from Python, about."""
+
 MOST_HOLD_S = 0.2
 """A step that takes longer to launch waits for copies meanwhile."""
 
@@ -533,12 +536,9 @@ class Runtime:
         ]
 
     def _launch_s(self) -> float:
-        """Seconds the CPU takes to launch a step, at most `MOST_HOLD_S`."""
-        begin = time.perf_counter()
-        self._issue(reach_back=False)
-        launched = time.perf_counter() - begin
-        self.synchronise()
-        return min(1.5 * launched, MOST_HOLD_S)
+        """About how long the CPU takes to launch a timed step, at most `MOST_HOLD_S`."""
+        queued = sum(a.operation.kernels + QUEUED_WITH_EACH for a in self.actions)
+        return min(queued * LAUNCH_S, MOST_HOLD_S)
 
     def _timed_on_cpu(self) -> list[tuple[Action, float, float]]:
         spans = []

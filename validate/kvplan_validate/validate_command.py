@@ -71,7 +71,7 @@ def validate(
     ] = None,
     steps: Annotated[
         int,
-        typer.Option(help="Steps per case. [default: as many as take half a second, 5 to 30]",
+        typer.Option(help="Steps per case. [default: as many as take half a second, 3 to 30]",
                      show_default=False, rich_help_panel="What to run"),
     ] = 0,
     decode: Annotated[
