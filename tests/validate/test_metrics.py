@@ -21,18 +21,21 @@ from plugin_cli import run  # noqa: E402
 from test_runtime import small_model  # noqa: E402
 
 from kvplan.baselines import forced  # noqa: E402
+from kvplan.curve import affine  # noqa: E402
 from kvplan.errors import InputError  # noqa: E402
 from kvplan.evaluate import Evaluation  # noqa: E402
+from kvplan.graph import Operation  # noqa: E402
 from kvplan.hardware_library import load_hardware  # noqa: E402
 from kvplan.model_library import load_model  # noqa: E402
 from kvplan.scenario import Scenario  # noqa: E402
 from kvplan.schedule import Schedule  # noqa: E402
 from kvplan.workload import Budgets, Workload  # noqa: E402
 from kvplan_validate import advice, cases, harness, prometheus  # noqa: E402
-from kvplan_validate.busy import union_s  # noqa: E402
+from kvplan_validate.busy import busy_s, union_s  # noqa: E402
 from kvplan_validate.live import table  # noqa: E402
 from kvplan_validate.metrics import Metrics, quantile, served_tokens  # noqa: E402
 from kvplan_validate.nvml import Card, Reading  # noqa: E402
+from kvplan_validate.runtime import Action  # noqa: E402
 from kvplan_validate.watch import watching  # noqa: E402
 
 
@@ -89,6 +92,26 @@ def test_every_path_is_served_by_a_tier() -> None:
 def test_busy_time_counts_overlap_once() -> None:
     assert union_s([(0.0, 1.0), (0.5, 0.75), (1.0, 2.0)]) == 2.0
     assert union_s([]) == 0.0
+
+
+def spans(lane: str) -> list[tuple[Action, float, float]]:
+    curve = affine(0.0, 0.0)
+
+    def action(name: str, resource: str | None, on: str) -> Action:
+        return Action(Operation(name, resource, curve), lambda: None, on)
+
+    return [
+        (action("project", "gpu", "gpu"), 0.0, 1.0),
+        (action("attend_host", "host", lane), 1.0, 4.0),
+        (action("send_query", None, "host"), 0.0, 9.0),
+        (action("copy_kv", "h2d", "h2d"), 0.0, 2.0),
+        (action("copy_kv", "h2d", "h2d"), 1.0, 3.0),
+    ]
+
+
+def test_busy_time_is_per_resource_and_only_where_events_can_tell() -> None:
+    assert busy_s(spans("host")) == {"gpu": 1.0, "h2d": 3.0, "host": 3.0}
+    assert busy_s(spans("gpu")) == {"h2d": 3.0}
 
 
 def test_the_text_is_what_prometheus_reads(metrics: Metrics) -> None:

@@ -26,10 +26,15 @@ def union_s(spans: Iterable[Span]) -> float:
 def busy_s(spans: Sequence[tuple[Action, float, float]]) -> dict[str, float]:
     """Seconds each resource works in one step, as `Runtime.timed_step` saw it.
 
-    Operations without a resource (a query, a partial result) occupy nothing.
+    Operations without a resource (a query, a partial result) occupy nothing. Where the GPU itself
+    asks for attention on the host and waits for the answer, events cannot tell the two apart:
+    both are left out.
     """
+    asks = any(a.operation.operation == "attend_host" and a.lane == "gpu" for a, _, _ in spans)
+    unknown = ("gpu", "host") if asks else ()
     by_resource: dict[str, list[Span]] = {}
     for action, begin, end in spans:
-        if action.operation.resource is not None and action.runs:
-            by_resource.setdefault(action.operation.resource, []).append((begin, end))
+        resource = action.operation.resource
+        if resource is not None and resource not in unknown and action.runs:
+            by_resource.setdefault(resource, []).append((begin, end))
     return {name: union_s(found) for name, found in sorted(by_resource.items())}
