@@ -178,6 +178,15 @@ def test_what_the_plan_does_and_the_runtime_does_not_is_listed(name: str, kind: 
             assert (word in listed) != (option in mapped.split() or "-nkvo" in mapped.split())
 
 
+def test_segments_of_a_generation_are_listed() -> None:
+    asked = ("--model", "opt-125m", "--gpu", "l4", "--batch", "64", "--hbm", "3GiB")
+    more = ("--context", "1024", "--gen", "1024", "--segments", "2", "--stages", "4")
+    solved = run("solve", *asked, *more, "--paths", "resident,fetch", "--json")
+    made = run("export", "-", "--to", "vllm", "--json", stdin=solved.out.encode())
+    listed = {each["what"]: each["plan"] for each in json.loads(made.out)["not_expressed"]}
+    assert listed["segments of the generation"] == "2"
+
+
 # -- structure ---------------------------------------------------------------------------------
 
 

@@ -74,9 +74,10 @@ def test_200_per_rank_may_pin_256() -> None:
 
 
 def test_replicas_count_as_ranks_do() -> None:
-    one = ("--to", "vllm", "--pool", "100GiB", "--shm", "1TiB", "--host", "250GiB")
-    assert export(*one, "--replicas", "2").code == 0
-    refused = export(*one, "--replicas", "3")
+    one = ("--to", "vllm", "--pool", "100GiB", "--host", "250GiB", "--shm")
+    assert export(*one, "200GiB", "--replicas", "2").code == 0
+    assert "/dev/shm" in export(*one, "199GiB", "--replicas", "2").err
+    refused = export(*one, "1TiB", "--replicas", "3")
     assert refused.code == 3
     assert "3 ranks in 3 engines" in refused.err
 

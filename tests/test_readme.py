@@ -54,6 +54,21 @@ def test_every_command_in_the_table_exists() -> None:
         assert run(name, "--help").code == 0
 
 
+def test_the_way_into_a_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of that section but the runtime's own; the last one is what export prints."""
+    section = README.read_text(encoding="utf-8").split("## Into a runtime\n")[1]
+    *commands, last = section.split("```sh\n")[1].split("\n```")[0].splitlines()
+    assert len(commands) + 1 <= 4  # after the installation, five in all
+    monkeypatch.chdir(tmp_path)
+    for line in commands:
+        words = line.split()
+        assert words[0] == "kvplan"
+        result = run(*words[1:])
+        assert result.code == 0, result.err
+    assert result.out.splitlines()[0] == last
+    assert (tmp_path / last.split()[-1]).exists()
+
+
 def test_every_runtime_is_in_the_table_with_its_version() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", README.read_text(encoding="utf-8"), re.M)
     assert dict(rows) == {name: exporter.version for name, exporter in REGISTRY.items()}

@@ -77,8 +77,7 @@ def export(
     disk_path: DiskPath = None, unified_memory: OnePool = False, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write a plan as the configuration of a runtime, and say what that cannot express."""
-    from kvplan.export.demand import demand_of
-    from kvplan.export.registry import find
+    from kvplan.export.registry import export_plan, find
 
     exporter = find(to)
     path = _target(output, exporter)
@@ -88,7 +87,7 @@ def export(
         one_pool=unified_memory,
     )  # fmt: skip
     plan = _read(file)
-    made = exporter.export(demand_of(plan), deployment, path or exporter.file)
+    made = export_plan(plan, exporter.name, deployment, path)
     if path is not None:
         _write(path, plan, exporter, made)
     for warning in made.warnings:

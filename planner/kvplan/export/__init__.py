@@ -4,5 +4,6 @@
     user -> `deployment.Deployment`  ranks, host memory, folders
     both -> an `exporter.Exporter`, one file per runtime -> `exporter.Export`
 
-`registry.REGISTRY` lists the runtimes; adding one is a file here and a line there.
+`registry.export_plan` does it all; `registry.REGISTRY` lists the runtimes: adding one is a file
+here and a line there.
 """

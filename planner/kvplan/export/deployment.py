@@ -174,7 +174,7 @@ def check_host(
             + ("" if given else ", or --host SIZE if this host has more than the plan's budget"),
         )
     left = budget * processes - total
-    if left + reserve < COMFORT_BYTES:
+    if given and left + reserve < COMFORT_BYTES:
         return [
             f"{_pools(deployment, rank_bytes)}: only {both(left + reserve)} of host memory are "
             "left for loading weights, the page cache and the processes"

@@ -93,6 +93,15 @@ def lost(demand: CacheDemand, deployment: Deployment, engine: str) -> list[Unexp
     found += precision_lost(demand, "the pool holds the cache's own format, and is sized for it")
     found += host_attention_lost(demand, "these tokens are loaded into HBM before they are used")
     found += weights_lost(demand, "all weights stay in HBM")
+    if not demand.model.uniform:
+        kinds = len(demand.model.layer_classes)
+        found.append(
+            Unexpressed(
+                "unlike layers", f"{kinds} kinds",
+                "the engine may give each kind chunks of its own: capacity in bytes holds, the "
+                "number of chunks does not",
+            )
+        )  # fmt: skip
     if plan.inputs.workload.micro_batches > 1:
         found.append(
             Unexpressed(

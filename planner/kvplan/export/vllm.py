@@ -191,13 +191,14 @@ def _mapped(
 
 
 def _check_shm(deployment: Deployment, pool: Pool) -> list[str]:
-    size = format_bytes(pool.total_bytes)
+    needed = pool.total_bytes * deployment.replicas
+    size = format_bytes(needed)
     if deployment.shm_bytes is None:
         return [
             f"vLLM keeps the pool as a file in /dev/shm, which must have {size} free: check with "
             "--shm SIZE; in a container start it with --shm-size"
         ]
-    if deployment.shm_bytes < pool.total_bytes:
+    if deployment.shm_bytes < needed:
         raise InfeasibleError(
             "/dev/shm",
             f"vLLM keeps the pool as a file there: {size} of {format_bytes(deployment.shm_bytes)}",
