@@ -25,6 +25,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "disk": {"paths": ("resident", "fetch", "fetch_disk"), "dram": 1 * GIB, "disk": 64 * GIB},
     "grouped": {"model": "llama-3.2-1b", "context": 16384, "batch": 32, "hbm": 12,
                 "paths": ("resident", "fetch")},
+    "latent": {"model": "deepseek-v2-lite", "gpu": "h200", "context": 16384, "hbm": 44,
+               "paths": ("resident", "fetch")},
     "resident": {"batch": 4, "hbm": 12, "paths": ("resident",)},
 }  # fmt: skip
 """Name to what differs from opt-125m on an L4 with 64 sequences of 1920 + 128 tokens."""
@@ -38,7 +40,7 @@ def plan(kind: str = "fetch") -> Plan:
     return make_plan(
         Scenario(
             model=load_model(given.get("model", "opt-125m")),
-            hardware=override(load_hardware("l4"), **changed),
+            hardware=override(load_hardware(given.get("gpu", "l4")), **changed),
             overrides=changed,
             workload=Workload(
                 batch=given.get("batch", 64), context=given.get("context", 1920), gen=128

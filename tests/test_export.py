@@ -29,7 +29,7 @@ NAMES = sorted(REGISTRY)
 KINDS = sorted(SCENARIOS)
 
 OFFLOADING = [kind for kind in KINDS if kind != "resident"]
-OPT = [kind for kind in KINDS if kind != "grouped"]
+OPT = [kind for kind in KINDS if kind not in ("grouped", "latent")]
 ACCEPTS: dict[str, list[str]] = {
     "vllm": OFFLOADING,
     "lmcache": OFFLOADING,
@@ -74,6 +74,7 @@ def test_other_plans_are_refused_with_the_reason(name: str, kind: str) -> None:
     reason = {
         "resident": "this plan keeps everything in HBM",
         "grouped": "an OPT model other than 350m",
+        "latent": "an OPT model other than 350m",
     }
     with pytest.raises(InputError) as refusal:
         made(name, kind, ROOMY)
@@ -129,7 +130,8 @@ def test_reading_it_back_gives_the_bytes_within_one_block(name: str, kind: str, 
     back = REGISTRY[name].read_back(export.text, demand(kind), deployment)
     places, total = demand(kind).place_bytes, demand(kind).all_bytes
     if name in POOLED and export.pool is not None:
-        wanted = total if deployment.pool == "all" else places["host"]
+        copies = ranks if kind == "latent" and name != "vllm" else 1
+        wanted = copies * (total if deployment.pool == "all" else places["host"])
         assert export.pool.asked_bytes == wanted
         assert wanted - 1 <= back.host_bytes <= wanted + back.block_bytes
     elif name == "flexgen":
@@ -143,6 +145,13 @@ def test_reading_it_back_gives_the_bytes_within_one_block(name: str, kind: str, 
         assert abs(back.hbm_bytes - places["hbm"]) <= back.block_bytes
     if back.disk_bytes is not None:
         assert abs(back.disk_bytes - places["disk"]) <= back.block_bytes
+
+
+def test_ranks_keep_copies_of_a_latent() -> None:
+    found = demand("latent")
+    assert found.latent
+    assert not demand("grouped").latent
+    assert found.engine_token_bytes(4) == 4 * found.token_bytes
 
 
 @pytest.mark.parametrize("name", POOLED)

@@ -17,7 +17,7 @@ from kvplan.export import flat_yaml, lmcache
 from kvplan.export.deployment import Deployment
 
 ROOMY = Deployment(host_bytes=2**42, disk_path="/kv")
-KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped"]
+KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped", "latent"]
 
 
 class Heard(logging.Handler):

@@ -17,7 +17,7 @@ from kvplan.export import mooncake
 from kvplan.export.deployment import Deployment
 
 ROOMY = Deployment(host_bytes=2**42)
-KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped"]
+KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped", "latent"]
 
 
 def reader(name: str) -> Any:

@@ -20,7 +20,7 @@ from kvplan.export.command_line import read_script
 from kvplan.export.deployment import Deployment
 
 ROOMY = Deployment(host_bytes=2**42, disk_path="/kv")
-KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped"]
+KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped", "latent"]
 
 
 def pools() -> Any:

@@ -13,7 +13,7 @@ from kvplan.export import transformers
 from kvplan.export.deployment import Deployment
 
 ROOMY = Deployment(host_bytes=2**42)
-KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped", "resident"]
+KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped", "latent", "resident"]
 
 
 def test_the_version_is_the_one_written_for() -> None:

@@ -14,7 +14,7 @@ from kvplan.export import flat_yaml, lmcache, vllm
 from kvplan.export.deployment import Deployment
 
 ROOMY = Deployment(host_bytes=2**42, shm_bytes=2**42, disk_path="/kv")
-KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped"]
+KINDS = ["fetch", "recompute", "packed", "host", "disk", "grouped", "latent"]
 
 
 def parsed(file: Path) -> Any:
@@ -78,6 +78,7 @@ def offloading(kind: str, ranks: int, extra: dict[str, Any]) -> Any:
     blocks = extra["block_size"] // block if "block_size" in extra else extra["blocks_per_chunk"]
     worker = demand(kind).rank_token_bytes(ranks) * block
     return config.OffloadingConfig(
+        replicated_layout=kind == "latent" and ranks > 1,
         groups=(
             config.OffloadingGroupConfig(tokens_per_block=block, layer_names=("a",), group_id=0),
         ),
@@ -96,9 +97,9 @@ def offloading(kind: str, ranks: int, extra: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("kind", ["fetch", "grouped"])
+@pytest.mark.parametrize("kind", ["fetch", "grouped", "latent"])
 def test_the_spec_counts_the_chunks_that_were_promised(
-    tmp_path: Path, kind: str, ranks: int
+    tmp_path: Path, kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "fetch" and ranks == 8:
         ranks = 3  # 12 heads
@@ -106,6 +107,8 @@ def test_the_spec_counts_the_chunks_that_were_promised(
     file, made = written(tmp_path, kind, deployment)
     extra = parsed(file).kv_transfer_config.kv_connector_extra_config
     factory = module("vllm", "vllm.v1.kv_offload.factory").OffloadingSpecFactory
+    spec_class = module("vllm", "vllm.v1.kv_offload.cpu.spec").CPUOffloadingSpec
+    monkeypatch.setattr(spec_class, "_uses_shared_region", lambda self: True)  # as on CUDA
     spec = factory.create_spec(offloading(kind, ranks, extra))
     assert spec.num_chunks == made.pool.chunks > 0
     assert spec.kv_bytes_per_chunk == made.pool.chunk_bytes

@@ -103,6 +103,12 @@ class CacheDemand:
         """K and V of one token on all tensor-parallel ranks together, copies included."""
         return ranks * self.rank_token_bytes(ranks)
 
+    @property
+    def latent(self) -> bool:
+        """Whether every layer that caches keeps one latent that all heads, and ranks, share."""
+        cached = [layer for layer in self.model.layers if self._layer_bytes(layer)]
+        return all(_latent(layer) for layer in cached)
+
     def hbm_kv_bytes(self, ranks: int) -> float:
         """HBM of all ranks that is left for K and V once all weights and a workspace are there.
 
@@ -181,9 +187,13 @@ def _place(name: str, layer: LayerSpec, dtype: str) -> str:
     return "disk" if path.stored(layer, dtype).get("disk") else "host"
 
 
+def _latent(layer: LayerSpec) -> bool:
+    return layer.latent is not None
+
+
 def _parts(layer: LayerSpec, ranks: int) -> int:
     """Different parts that the ranks hold of a layer's cache."""
-    if getattr(layer, "latent", None) is not None or not layer.kv_heads:
+    if _latent(layer) or not layer.kv_heads:
         return 1
     if layer.kv_heads % ranks and ranks % layer.kv_heads:
         raise InputError("--tp", ranks, f"a divisor or a multiple of {layer.kv_heads} KV heads")

@@ -79,7 +79,11 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
         mapped=_mapped(demand, deployment, pool, values),
         unexpressed=tuple(unexpressed),
         pool=pool,
-        warnings=(*warnings, *_warnings(pool), *inclusive(demand, deployment, pool, "LMCache")),
+        warnings=(
+            *warnings,
+            *_warnings(demand, pool),
+            *inclusive(demand, deployment, pool, "LMCache"),
+        ),
         others=(
             ("one server for all ranks", server_command(pool)),
             ("and the engine beside it", _serve(demand, deployment, "LMCacheMPConnector")),
@@ -133,13 +137,18 @@ def _mapped(
     return (*rows, Mapped("--l1-size-gb", size, server))
 
 
-def _warnings(pool: Pool) -> list[str]:
+def _warnings(demand: CacheDemand, pool: Pool) -> list[str]:
+    latent = [
+        "of a latent cache only the first rank stores; the pools of the others, as large, hold "
+        "nothing: first_rank_max_local_cpu_size in extra_config sets them apart"
+    ] * (demand.latent and pool.ranks > 1)
     warnings = [
         "max_local_cpu_size is per rank and --l1-size-gb for all ranks; --kv-offloading-size of "
         "vLLM does nothing beside LMCache",
         f"the server evicts from {100 * WATERMARK:.0f} % of its pool on, so it holds "
         f"{format_bytes(WATERMARK * pool.total_bytes)} for long",
     ]
+    warnings += latent
     pinned = power_of_two(pool.rank_bytes)
     if pinned > pool.rank_bytes:
         warnings.append(

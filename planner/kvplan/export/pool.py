@@ -54,19 +54,30 @@ class Pool:
         return self.chunks * self.chunk_tokens
 
 
-def asked_bytes(demand: CacheDemand, deployment: Deployment) -> float:
-    """Bytes of all ranks that the pool should hold, copies of shared heads included."""
+def asked_bytes(
+    demand: CacheDemand, deployment: Deployment, token_bytes: float | None = None
+) -> float:
+    """Bytes of all ranks that the pool should hold.
+
+    Args:
+        demand: the plan's cache.
+        deployment: ranks and what is asked for.
+        token_bytes: one token on all ranks; None for what they hold, copies of heads included.
+    """
+    if token_bytes is None:
+        token_bytes = demand.engine_token_bytes(deployment.ranks)
     if isinstance(deployment.pool, int):
         return float(deployment.pool)
     whole = demand.all_bytes if deployment.pool == "all" else demand.place_bytes["host"]
     if not whole:
         return 0.0
-    return whole * demand.engine_token_bytes(deployment.ranks) / demand.token_bytes
+    return whole * token_bytes / demand.token_bytes
 
 
 def size_pool(
-    demand: CacheDemand, deployment: Deployment, chunk_tokens: int, align: int = 1
-) -> Pool:
+    demand: CacheDemand, deployment: Deployment, chunk_tokens: int, align: int = 1,
+    token_bytes: float | None = None,
+) -> Pool:  # fmt: skip
     """The pool in whole chunks: rounded up to hold the plan, down to keep within a given size.
 
     Args:
@@ -74,18 +85,21 @@ def size_pool(
         deployment: its host.
         chunk_tokens: tokens per chunk of the runtime.
         align: bytes that the runtime rounds a chunk up to.
+        token_bytes: one token on all ranks; None for what they hold, copies of heads included.
 
     Raises:
         InputError: nothing to hold, or less than one chunk.
     """
-    asked = asked_bytes(demand, deployment)
+    if token_bytes is None:
+        token_bytes = demand.engine_token_bytes(deployment.ranks)
+    asked = asked_bytes(demand, deployment, token_bytes)
     if not asked and isinstance(deployment.pool, str):
         raise InputError(
             "--pool",
             deployment.pool,
             "a size such as 40GiB: this plan keeps everything in HBM and offloads nothing",
         )
-    chunk = math.ceil(chunk_tokens * demand.engine_token_bytes(deployment.ranks))
+    chunk = math.ceil(chunk_tokens * token_bytes)
     chunk = -(-chunk // align) * align
     given = isinstance(deployment.pool, int)
     chunks = int(asked // chunk) if given else math.ceil(asked / chunk - 1e-9)

@@ -83,7 +83,7 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
     cache_dtype(demand)
     refuse_one_pool(demand, deployment)
     chunk = round_up(demand.block, GPU_BLOCK)
-    pool = size_pool(demand, deployment, chunk, PAGE)
+    pool = size_pool(demand, deployment, chunk, PAGE, token_bytes(demand, deployment))
     warnings = _check_shm(deployment, pool)
     warnings += check_host(demand, deployment, pool.rank_bytes)
     folder = disk_path(demand, deployment)
@@ -101,6 +101,14 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
         pool=pool,
         warnings=(*warnings, *inclusive(demand, deployment, pool, "vLLM")),
     )
+
+
+def token_bytes(demand: CacheDemand, deployment: Deployment) -> float:
+    """Bytes of a token in the pool: ranks that keep the same latent store it once.
+
+    Source: vllm/v1/kv_offload/cpu/spec.py, replicated_layout.
+    """
+    return demand.token_bytes if demand.latent else demand.engine_token_bytes(deployment.ranks)
 
 
 def cache_dtype(demand: CacheDemand) -> str:
@@ -237,7 +245,7 @@ def read_back(text: str, demand: CacheDemand, deployment: Deployment) -> ReadBac
     """
     extra = flat_yaml.read(text)["kv-transfer-config"]["kv_connector_extra_config"]
     tokens = extra.get("block_size") or extra["blocks_per_chunk"] * GPU_BLOCK
-    chunk = demand.engine_token_bytes(deployment.ranks) * tokens
+    chunk = token_bytes(demand, deployment) * tokens
     aligned = -(-int(chunk) // PAGE) * PAGE
     return ReadBack(host_bytes=extra["cpu_bytes_to_use"] // aligned * aligned, block_bytes=aligned)
 
