@@ -116,9 +116,8 @@ def deeper_candidates(scenario: Scenario, shallow: Sequence[Candidate]) -> list[
 
 def with_queue_depth(graph: StepGraph, schedule: Schedule) -> StepGraph:
     """The graph's variables and buffers at another queue depth; its edges stay as they were."""
-    before = graph.schedule.queue_depth
     buffers = [
-        dataclasses.replace(b, count=schedule.queue_depth) if b.count == before else b
+        b if b.holds == "weights" else dataclasses.replace(b, count=schedule.queue_depth)
         for b in graph.buffers
     ]
     return dataclasses.replace(graph, buffers=buffers, schedule=schedule)

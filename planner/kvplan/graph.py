@@ -75,9 +75,14 @@ class Operation:
 class Buffer:
     """``count`` equal buffers in some tiers, each as large as its largest tenant.
 
-    A tenant maps variables to bytes per unit.
+    Args:
+        holds: what is in them: ``stages``, ``weights`` or ``disk_reads``.
+        tiers: tiers they take room in.
+        count: how many there are.
+        tenants: for each use in turn, variables to bytes per unit.
     """
 
+    holds: str
     tiers: tuple[str, ...]
     count: int
     tenants: list[dict[int, float]]

@@ -502,7 +502,7 @@ class _Builder:
 
     def memory(self) -> None:
         """Weights, workspace and buffers."""
-        graph, model = self.graph, self.model
+        graph, model, depth = self.graph, self.model, self.schedule.queue_depth
         for layer in self.layers:
             spec = model.layers[layer]
             graph.tokens[layer] = spec.cached_tokens(self.workload.tokens)
@@ -519,16 +519,16 @@ class _Builder:
             + cost.workspace_bytes(model, self.workload.micro_batch)
         }
         if self.staged:
-            graph.buffers.append(Buffer(("hbm",), self.schedule.queue_depth, self.staged))
+            graph.buffers.append(Buffer("stages", ("hbm",), depth, self.staged))
         if self.schedule.stream_weights:
             tenants = [
                 {v: cost.streamable_bytes(model, model.layers[layer])}
                 for (layer, _, name), v in self.indices.items()
                 if name == "stream_weights"
             ]
-            graph.buffers.append(Buffer(("hbm",), WEIGHT_BUFFERS, tenants))
+            graph.buffers.append(Buffer("weights", ("hbm",), WEIGHT_BUFFERS, tenants))
         for staged in self.disk_staged.values():
-            graph.buffers.append(Buffer(("dram", "pinned"), self.schedule.queue_depth, staged))
+            graph.buffers.append(Buffer("disk_reads", ("dram", "pinned"), depth, staged))
 
 
 def group_of(layer: int, layers: int, groups: int) -> int:
