@@ -11,6 +11,7 @@ from kvplan.paths import REGISTRY
 from kvplan.step import group_of
 
 _Count = TypeVar("_Count", int, float)
+_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,6 +32,9 @@ class Segment:
         return self.end - self.begin
 
 
+Place = tuple[int | None, str]
+"""A stage, or None outside the pipeline, and a path."""
+
 Allocation = tuple[tuple[Segment, ...], ...]
 """Segments of every layer, in token order."""
 
@@ -47,7 +51,9 @@ def tokens_by_path(segments: Sequence[Segment]) -> dict[str, int]:
     return total
 
 
-def spread(shares: Mapping[str, float], count: int, carry: dict[str, float]) -> dict[str, int]:
+def spread(
+    shares: Mapping[_Name, float], count: int, carry: dict[_Name, float]
+) -> dict[_Name, int]:
     """Cut ``count`` into whole parts, remembering what rounding left over for the next call.
 
     Args:
@@ -132,6 +138,50 @@ def rounded(
             known[key] = _segments(count, block, numbered, parts)
         layers.append(known[key])
     return tuple(layers)
+
+
+def placed(
+    tokens: Sequence[int], wanted: Sequence[Mapping[Place, float]], block: int, free: Place | None
+) -> Allocation:
+    """Lay out layers whose stages hold whole blocks, a free place excepted.
+
+    Args:
+        tokens: tokens each layer caches.
+        wanted: for each layer of a repeated run, tokens per stage and path.
+        block: tokens per block; the last block of a layer may be shorter.
+        free: place whose tokens, like the resident ones, are means over layers.
+
+    Returns:
+        The allocation.
+
+    >>> mix = {(0, "fetch"): 64.0, (1, "fetch"): 96.0, (None, "resident"): 96.0}
+    >>> [[s.tokens for s in layer] for layer in placed([256] * 2, [mix], 64, (1, "fetch"))]
+    [[64, 128, 64], [64, 64, 128]]
+    """
+    carries: list[dict[Place, float]] = [{} for _ in wanted]
+    layers = []
+    for layer, count in enumerate(tokens):
+        number = layer % len(wanted)
+        mix = {place: share for place, share in wanted[number].items() if share > 1e-6 * count}
+        means = {p: n for p, n in mix.items() if p == free or REGISTRY[p[1]].attends == "resident"}
+        parts = {place: round(n / block) for place, n in mix.items() if place not in means}
+        left = -(-count // block) - sum(parts.values())
+        if means:
+            parts |= spread(means, max(left, 0), carries[number])
+        layers.append(laid_out(count, block, parts))
+    return tuple(layers)
+
+
+def laid_out(count: int, block: int, parts: Mapping[Place, int]) -> tuple[Segment, ...]:
+    """Segments of a layer from its blocks per stage and path."""
+    stages: dict[int, dict[str, int]] = {}
+    outside: dict[str, int] = {}
+    for (stage, name), blocks in parts.items():
+        if stage is None:
+            outside[name] = blocks
+        elif blocks:
+            stages.setdefault(stage, {})[name] = blocks
+    return _segments(count, block, sorted(stages.items()), outside)
 
 
 def stage_mixes(

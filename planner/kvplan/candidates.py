@@ -39,6 +39,7 @@ class Candidate:
         bound_s: proven lower bound on its step.
         trial_s: step of the fractional allocation on the unit; infinite until played.
         pattern: how stages are mixed, that of the best trial.
+        sharp: whether the bound has been sharpened as far as it goes.
     """
 
     schedule: Schedule
@@ -47,6 +48,7 @@ class Candidate:
     bound_s: float
     trial_s: float = float("inf")
     pattern: str | Sequence[Mapping[str, float]] = "grouped"
+    sharp: bool = False
 
 
 def schedules(scenario: Scenario, stream_weights: bool, depth: int) -> Iterator[Schedule]:
@@ -111,6 +113,23 @@ def deeper_candidates(scenario: Scenario, shallow: Sequence[Candidate]) -> list[
             if relaxation is not None:
                 found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
                 try_on_unit(scenario, found[-1])
+    return found
+
+
+def unbuilt(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Every schedule that the search has left out so far, with the fluid program's bound."""
+    known = {candidate.schedule for candidate in candidates}
+    found: list[Candidate] = []
+    for candidate in candidates:
+        for depth in scenario.options.queue_depths:
+            schedule = dataclasses.replace(candidate.schedule, queue_depth=depth)
+            if schedule in known:
+                continue
+            known.add(schedule)
+            unit = with_queue_depth(candidate.unit, schedule)
+            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
+            if relaxation is not None:
+                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
     return found
 
 

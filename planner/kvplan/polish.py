@@ -1,154 +1,197 @@
-"""Where the fluid program leaves a gap: better mixes from the full program, and sharper bounds."""
+"""Where the fluid program leaves a gap: plans from the program in whole blocks."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from kvplan import certificate, program
-from kvplan.candidates import (
-    PATTERNS,
-    Candidate,
-    build_unit,
-    cyclic,
-    fractional,
-    unit_graph,
-    unit_layers,
-)
-from kvplan.evaluate import Evaluation
-from kvplan.fitting import fitted
-from kvplan.paths import REGISTRY, Path
+from kvplan import block_program, program
+from kvplan.allocation import Place, placed
+from kvplan.block_program import Goal
+from kvplan.candidates import Candidate, unit_graph
+from kvplan.certificate import GOOD_GAP
+from kvplan.evaluate import Evaluation, evaluate, overflow
+from kvplan.exchange import exchanged
+from kvplan.fitting import attends, block_bytes, memory_bytes
 from kvplan.scenario import Scenario
-from kvplan.step import StepGraph
 
-GOOD_GAP = 1e-2
-"""A gap above this share is worth smaller blocks, and solving the full program for."""
+NEAR_ENOUGH = 1e-3
+"""Distance from the bound at which the block program stops."""
 
-SLIVER = 0.08
-"""Share of a stage below which the relaxed program's use of a path is not worth an operation."""
-
-LARGEST_PROGRAM = 2500
-"""Operations up to which the full program of a graph is solved in the search."""
-
-LARGEST_BOUND = 600
-"""Operations up to which it is solved for a sharper bound."""
+LARGEST_BLOCKS = 120
+"""Operations of a unit up to which its block program is solved in the search."""
 
 POLISHED = 4
-"""Candidates whose split of tokens is refined by the full program where a gap is left."""
+"""Candidates whose block program is solved where a gap is left."""
+
+MOST_TRIALS = 4
+"""Block programs solved in one search."""
+
+WORTH_TRYING = 1.02
+"""Ratio to the best step up to which the block program looks: a limit too near hides mixes from
+its heuristics, and blocks that move afterwards gain some of it back."""
+
+WORTH_EXCHANGING = 3e-3
+"""Share by which a plan may be behind the best one for its blocks to be exchanged."""
+
+BLOCKS_PER_STAGE = 8
+"""Blocks in a mean stage from which the block program does without smaller ones."""
+
+GEMM_TILE = 128
+"""Rows that a matrix product works on at once; blocks are kept at multiples of it."""
+
+LEAST_BLOCK = 16
+"""Tokens below which a block is not cut, the page size of serving engines."""
+
+TRIES = 3
+"""Times that a plan which overflows a tier is planned again with less of it."""
+
+
+def finer_blocks(scenario: Scenario) -> Iterator[int]:
+    """Halves of the block size whose rows over a micro-batch still fill whole GEMM tiles."""
+    block = scenario.workload.block
+    while (
+        scenario.options.refine_blocks
+        and block % 2 == 0
+        and block // 2 >= LEAST_BLOCK
+        and block // 2 * scenario.workload.micro_batch % GEMM_TILE == 0
+    ):
+        block //= 2
+        yield block
+
+
+def with_block(scenario: Scenario, block: int) -> Scenario:
+    """The same question in other blocks."""
+    workload = dataclasses.replace(scenario.workload, block=block)
+    return dataclasses.replace(scenario, workload=workload)
 
 
 def tighten(
-    scenario: Scenario, candidates: Sequence[Candidate], best: Evaluation, chosen: Candidate
-) -> tuple[Evaluation, Candidate, int]:
-    """Solve full programs where the fluid ones leave a gap, for better mixes and bounds."""
-    judged = 0
-    small = [c for c in candidates if len(c.unit.operations) <= LARGEST_PROGRAM]
-    for candidate in sorted(small, key=lambda c: c.trial_s)[:POLISHED]:
-        bound_s = min(c.bound_s for c in candidates)
-        if best.step_s <= bound_s * (1 + GOOD_GAP) or candidate.trial_s > best.step_s:
-            break
-        for pattern in (*PATTERNS, "program"):
-            polished = polish(scenario, candidate, pattern)
-            evaluation = fitted(scenario, polished) if polished else None
-            judged += 1
-            if evaluation is not None and evaluation.step_s < best.step_s:
-                best, chosen = evaluation, candidate
-    raise_bounds(scenario, small, best.step_s)
-    return best, chosen, judged
+    scenario: Scenario,
+    candidates: Sequence[Candidate],
+    best: Evaluation,
+    chosen: Candidate,
+    block: int,
+) -> tuple[Evaluation, Candidate, int, int]:
+    """Where sharper bounds leave a gap: plans from the block program, and blocks exchanged.
 
+    Args:
+        scenario: the question.
+        candidates: every schedule, with its bound.
+        best: the best plan so far.
+        chosen: its candidate.
+        block: tokens per block of it.
 
-def raise_bounds(scenario: Scenario, candidates: Sequence[Candidate], step_s: float) -> None:
-    """Sharpen the least bounds until they reach the plan found, or no longer rise."""
-    target_s = step_s / (1 + GOOD_GAP)
-    uniform = len(set(scenario.classes)) == 1
-    for candidate in sorted(candidates, key=lambda c: c.bound_s):
-        if candidate.bound_s >= target_s:
-            return
-        if uniform:
-            sharper = certificate.sharpened(
-                candidate.unit,
-                scenario.classes,
-                scenario.capacity,
-                scenario.quality,
-                scenario.workload.block,
-                target_s,
-            )
-            candidate.bound_s = max(candidate.bound_s, sharper)
-        if candidate.bound_s < target_s and len(candidate.unit.operations) <= LARGEST_BOUND:
-            solution = relaxed(scenario, unit_graph(scenario, candidate.schedule))
-            solved_s = float("inf") if solution is None else solution.step_s
-            candidate.bound_s = max(candidate.bound_s, solved_s)
-
-
-def relaxed(scenario: Scenario, unit: StepGraph) -> program.Solution | None:
-    """The relaxed program of a unit (see `program.state`): its optimum is a lower bound."""
-    statement = program.state(
-        unit,
-        scenario.capacity,
-        quality=scenario.quality,
-        relaxed=True,
-        block=scenario.workload.block,
-    )
-    return program.solve(statement)
-
-
-def polish(scenario: Scenario, candidate: Candidate, pattern: str) -> Candidate | None:
-    """The best split of tokens for the operations that a pattern leaves in each stage.
-
-    The pattern ``program`` keeps what the relaxed program uses for more than a sliver of a stage.
+    Returns:
+        The best plan, its candidate, tokens per block of it, and how many were judged.
     """
-    unit = unit_layers(scenario.model, cyclic(candidate.schedule))
-    layers = list(range(len(scenario.model.layers))) if unit is None else unit
-    if pattern == "program":
-        structure = program_structure(scenario, candidate, layers)
-    else:
-        structure, _ = fractional(scenario, candidate, pattern, layers)
-    if structure is None:
+    judged = 0
+    good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
+    if best.step_s <= good_s:
+        return best, chosen, block, judged
+    for candidate, size in islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS):
+        goal = Goal(
+            least_s=good_s / (1 + GOOD_GAP), most_s=best.step_s * WORTH_TRYING, near=NEAR_ENOUGH
+        )
+        evaluation = in_blocks(scenario, candidate, size, free_place(candidate), goal)
+        judged += 1
+        if evaluation is None:
+            continue
+        if evaluation.step_s < best.step_s * (1 + WORTH_EXCHANGING):
+            evaluation = exchanged(scenario, evaluation, good_s, size)
+        if evaluation.step_s < best.step_s:
+            best, chosen, block = evaluation, candidate, size
+        if best.step_s <= good_s:
+            break
+    best = exchanged(scenario, best, good_s, block)
+    return best, chosen, block, judged
+
+
+def trials(scenario: Scenario, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, int]]:
+    """Each candidate with its own block size, and with the smallest."""
+    smallest = [scenario.workload.block, *finer_blocks(scenario)][-1]
+    for candidate in candidates:
+        own = block_for(scenario, candidate)
+        yield candidate, own
+        if own != smallest:
+            yield candidate, smallest
+
+
+def promising(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates whose block program is small, the least optimum of the full program first."""
+    found = []
+    for candidate in candidates:
+        unit = candidate.unit
+        if len(unit.operations) <= LARGEST_BLOCKS and candidate.schedule.boundary == "overlap":
+            unit = unit_graph(scenario, candidate.schedule)
+            solution = program.solve(
+                program.state(
+                    unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
+                )
+            )
+            if solution is not None:
+                candidate.unit = unit
+                found.append((solution.step_s, candidate))
+    found.sort(key=lambda pair: pair[0])
+    return [candidate for _, candidate in found[:POLISHED]]
+
+
+def block_for(scenario: Scenario, candidate: Candidate) -> int:
+    """The largest block of which the candidate's mean stage holds a few; else the smallest."""
+    staged = [
+        tokens
+        for (_, name), tokens in candidate.relaxation.tokens.items()
+        if attends(name, "stage")
+    ]
+    mean = sum(staged) / len(set(scenario.classes)) / candidate.schedule.stages
+    blocks = [scenario.workload.block, *finer_blocks(scenario)]
+    return next((b for b in blocks if b * BLOCKS_PER_STAGE <= mean), blocks[-1])
+
+
+def free_place(candidate: Candidate) -> Place | None:
+    """The place whose tokens are means over layers: in the last stage, what crosses the link
+    least. With streamed weights none: their share takes up what whole blocks leave.
+    """
+    if candidate.schedule.stream_weights:
         return None
-    graph = build_unit(scenario, candidate.schedule, structure, unit)
-    statement = program.state(
-        graph, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
-    )
-    solution = program.solve(statement)
-    return None if solution is None else from_program(scenario, candidate, graph, solution)
+    last = candidate.schedule.stages - 1
+    used = {
+        name: tokens
+        for (_, name), tokens in candidate.relaxation.tokens.items()
+        if attends(name, "stage") and tokens > 0
+    }
+    names = [n for n in ("recompute_resident", "recompute") if used.get(n, 0.0) > 0]
+    return (last, (names or sorted(used) or ["fetch"])[0])
 
 
-def program_structure(
-    scenario: Scenario, candidate: Candidate, layers: Sequence[int]
-) -> dict[tuple[int, int | None], list[Path]] | None:
-    """Paths that the relaxed program uses for more than a sliver of each stage."""
-    unit = unit_graph(scenario, candidate.schedule)
-    solution = relaxed(scenario, unit)
-    if solution is None:
-        return None
-    held: dict[tuple[int, int | None], dict[str, float]] = {}
-    for variable, value in zip(unit.variables, solution.values, strict=True):
-        if variable.path in REGISTRY:
-            held.setdefault((variable.layer, variable.stage), {})[variable.path] = value
-    structure: dict[tuple[int, int | None], list[Path]] = {}
-    for place, paths in held.items():
-        total = sum(paths.values())
-        kept = [REGISTRY[n] for n, v in paths.items() if total > 0 and v > SLIVER * total]
-        if kept:
-            structure[place] = kept
-    return structure
-
-
-def from_program(
-    scenario: Scenario, candidate: Candidate, unit: StepGraph, solution: program.Solution
-) -> Candidate:
-    """The candidate with the full program's tokens, and its mix of stages where layers agree."""
-    tokens: dict[tuple[int, str], float] = {}
-    layers: dict[int, set[int]] = {}
-    for variable in unit.variables:
-        layers.setdefault(scenario.classes[variable.layer], set()).add(variable.layer)
-    mixes: list[dict[str, float]] = [{} for _ in range(candidate.schedule.stages)]
-    for variable, value in zip(unit.variables, solution.values, strict=True):
-        key = (scenario.classes[variable.layer], variable.path)
-        tokens[key] = tokens.get(key, 0.0) + max(value, 0.0) / len(layers[key[0]])
-        if variable.stage is not None and candidate.schedule.axis == "token":
-            mix = mixes[variable.stage]
-            mix[variable.path] = mix.get(variable.path, 0.0) + max(value, 0.0)
-    relaxation = dataclasses.replace(candidate.relaxation, tokens=tokens)
-    pattern = mixes if len(layers) == 1 and candidate.schedule.axis == "token" else "even"
-    return dataclasses.replace(candidate, relaxation=relaxation, pattern=pattern)
+def in_blocks(
+    scenario: Scenario, candidate: Candidate, block: int, free: Place | None, goal: Goal
+) -> Evaluation | None:
+    """The plan of a candidate's block program; None where it has none of use."""
+    unit, capacity = candidate.unit, dict(scenario.capacity)
+    margin = block_bytes(with_block(scenario, block), unit)
+    if free is not None:
+        capacity = {tier: limit - margin.get(tier, 0.0) for tier, limit in capacity.items()}
+    for _ in range(TRIES):
+        values = block_program.solve(
+            unit, capacity, scenario.quality, block, scenario.workload.block, free, goal
+        )
+        if values is None:
+            return None
+        wanted: list[dict[tuple[int | None, str], float]] = [{} for _ in unit.tokens]
+        shares = [0.0] * len(unit.tokens)
+        for variable, value in zip(unit.variables, values, strict=True):
+            if variable.path == "stream_weights":
+                shares[variable.layer] = min(value, 1.0)
+            else:
+                wanted[variable.layer][variable.stage, variable.path] = value
+        layers = range(len(scenario.model.layers))
+        tokens = [scenario.cached_tokens(i) for i in layers]
+        allocation = placed(tokens, wanted, block, free)
+        streamed = [shares[i % len(shares)] for i in layers]
+        over = overflow(memory_bytes(unit, allocation, streamed), scenario.capacity)
+        if over is None:
+            return evaluate(scenario, candidate.schedule, allocation, streamed)
+        capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
+    return None

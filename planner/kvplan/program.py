@@ -96,7 +96,7 @@ def state(
         The program, not yet solved.
     """
     program = Program(graph)
-    time_s = _time_scale(graph)
+    time_s = time_scale(graph)
     for index, variable in enumerate(graph.variables):
         name = f"n[{variable.layer},{variable.stage},{variable.path}]"
         program.column(name, variable.ceiling, max(variable.ceiling, 1e-9))
@@ -115,7 +115,7 @@ def state(
     return program
 
 
-def _time_scale(graph: StepGraph) -> float:
+def time_scale(graph: StepGraph) -> float:
     """A time near the period, so that solver tolerances are relative."""
     busy: dict[str | None, float] = {}
     for operation in graph.operations:
@@ -129,10 +129,14 @@ Affine = tuple[dict[int, float], float]
 """Terms over columns, and a constant."""
 
 
-def define_duration(program: Program, relaxed: bool, time_s: float) -> list[Affine]:
+def define_duration(
+    program: Program, relaxed: bool, time_s: float, present: Mapping[int, int] | None = None
+) -> list[Affine]:
     """For each operation: d >= fixed + slope * sum(n), one row per piece of its curve.
 
-    A curve of one piece is put straight into the precedence rows.
+    A curve of one piece is put straight into the precedence rows. Where a variable has a column
+    that says whether it is present, an operation of this variable alone has its fixed part times
+    that column.
     """
     durations: list[Affine] = []
     for index, operation in enumerate(program.graph.operations):
@@ -142,16 +146,21 @@ def define_duration(program: Program, relaxed: bool, time_s: float) -> list[Affi
             continue
         if relaxed:
             pieces = [in_proportion(piece, operation.ceiling) for piece in pieces]
+        here = present.get(operation.variables[0]) if present else None
+        if len(operation.variables) > 1 or operation.operation == "attend":
+            here = None
+        fixed = [{} if here is None else {here: p.fixed_s} for p in pieces]
+        always = [p.fixed_s if here is None else 0.0 for p in pieces]
         if len(pieces) == 1:
-            slope = pieces[0].s_per_unit
-            durations.append((dict.fromkeys(operation.variables, slope), pieces[0].fixed_s))
+            slope = dict.fromkeys(operation.variables, pieces[0].s_per_unit)
+            durations.append((slope | fixed[0], always[0]))
             continue
         column = program.column(f"d[{index},{operation.operation}]", None, time_s)
         for number, piece in enumerate(pieces):
-            terms = {column: -1.0}
+            terms = {column: -1.0, **fixed[number]}
             for variable in operation.variables:
                 terms[variable] = terms.get(variable, 0.0) + piece.s_per_unit
-            program.rows.append(Row(f"duration[{index},{number}]", terms, -piece.fixed_s))
+            program.rows.append(Row(f"duration[{index},{number}]", terms, -always[number]))
         durations.append(({column: 1.0}, 0.0))
     return durations
 
@@ -218,9 +227,14 @@ def define_even_stages(program: Program, block: int) -> None:
             program.rows.append(Row(f"even_stages[{layer},{stage},below]", below, float(block)))
 
 
-def define_buffer(program: Program) -> list[int]:
-    """For each buffer and tenant: size >= bytes of the tenant. Returns the size columns."""
-    columns = []
+def define_buffer(program: Program, instead: Mapping[int, int] | None = None) -> list[int]:
+    """For each buffer and tenant: size >= bytes of the tenant. Returns the size columns.
+
+    Args:
+        program: the program.
+        instead: columns that stand for variables, where a tenant may be larger than its mean.
+    """
+    columns, other = [], instead or {}
     for number, buffer in enumerate(program.graph.buffers):
         largest = max(
             sum(b * program.graph.variables[v].ceiling for v, b in t.items())
@@ -228,7 +242,7 @@ def define_buffer(program: Program) -> list[int]:
         )
         column = program.column(f"buffer[{number}]", None, max(largest, 1.0))
         for position, tenant in enumerate(buffer.tenants):
-            terms = {column: -1.0, **tenant}
+            terms = {column: -1.0} | {other.get(v, v): size for v, size in tenant.items()}
             program.rows.append(Row(f"buffer[{number},{position}]", terms, 0.0))
         columns.append(column)
     return columns
@@ -272,7 +286,7 @@ def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | 
         The optimum, or None where no allocation is feasible.
     """
     scale = np.asarray(program.scale)
-    matrix, bounds, equal_matrix, equal_bounds, row_scale = _matrices(program, scale)
+    matrix, bounds, equal_matrix, equal_bounds, row_scale = matrices(program, scale)
     count = len(program.graph.variables)
     limits = [
         (0.0, None if u is None else u / s) for u, s in zip(program.upper, scale, strict=True)
@@ -309,7 +323,7 @@ def scaled_rows(program: Program) -> Iterator[tuple[Row, dict[int, float], float
         yield row, {c: v / largest for c, v in scaled.items()}, row.bound / largest, largest
 
 
-def _matrices(
+def matrices(
     program: Program, scale: Array
 ) -> tuple[csr_matrix, Array, csr_matrix | None, Array | None, Array]:
     """Sparse matrices of the scaled rows, inequalities and equalities apart."""

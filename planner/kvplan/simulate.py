@@ -58,13 +58,9 @@ def simulate(graph: StepGraph, values: Sequence[float]) -> Simulation:
             busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
     busiest = max(sorted(busy), key=lambda name: busy[name])
     serving = [i for i, o in enumerate(graph.operations) if o.resource == busiest]
-    delays = None
-    if graph.edge_s:
-        delays = [
-            [graph.delay_s(before, index) for before, _ in waits]
-            for index, waits in enumerate(after)
-        ]
-    period, start, critical = steady_state(after, durations, busy[busiest], serving, delays)
+    period, start, critical = steady_state(
+        after, durations, busy[busiest], serving, delays_of(graph)
+    )
     return Simulation(
         step_s=period * graph.cycles,
         start_s=tuple(start),
@@ -73,6 +69,16 @@ def simulate(graph: StepGraph, values: Sequence[float]) -> Simulation:
         critical=tuple(critical),
         bottleneck=_bottleneck(graph, durations, critical),
     )
+
+
+def delays_of(graph: StepGraph) -> list[list[float]] | None:
+    """Seconds that pass along each edge of a graph; None where none do."""
+    if not graph.edge_s:
+        return None
+    return [
+        [graph.delay_s(before, index) for before, _ in operation.after]
+        for index, operation in enumerate(graph.operations)
+    ]
 
 
 def _bottleneck(graph: StepGraph, durations: Sequence[float], critical: Sequence[int]) -> str:
@@ -130,6 +136,20 @@ def _edges(
         [(before, lag, delay) for (before, lag), delay in zip(waits, along, strict=True)]
         for waits, along in zip(after, delays, strict=True)
     ]
+
+
+def is_steady(
+    after: Sequence[Sequence[tuple[int, int]]],
+    durations: Sequence[float],
+    period: float,
+    delays: Sequence[Sequence[float]] | None = None,
+) -> bool:
+    """Whether a cyclic graph can repeat with a period.
+
+    >>> is_steady([[(1, 1)], [(0, 0)]], [2.0, 3.0], 4.9)
+    False
+    """
+    return _play(_edges(after, delays), durations, period)[1] is None
 
 
 def _play(

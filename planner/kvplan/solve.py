@@ -8,8 +8,7 @@ and the chosen plan is proven.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan import fluid
@@ -20,11 +19,13 @@ from kvplan.candidates import (
     deeper_candidates,
     simplicity,
     try_on_unit,
+    unbuilt,
 )
+from kvplan.certificate import GOOD_GAP, raise_bounds
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
 from kvplan.infeasible import explain_infeasible
-from kvplan.polish import GOOD_GAP, tighten
+from kvplan.polish import finer_blocks, tighten, with_block
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
 
@@ -33,12 +34,6 @@ PATIENCE = 3
 
 LIKELY = 4
 """Candidates tried again with smaller blocks."""
-
-GEMM_TILE = 128
-"""Rows that a matrix product works on at once; blocks are kept at multiples of it."""
-
-LEAST_BLOCK = 16
-"""Tokens below which a block is not cut, the page size of serving engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +90,27 @@ def find(scenario: Scenario) -> Search | None:
         best, chosen = simplest_of(scenario, candidates)
     if best is None or chosen is None:
         return None
-    likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
-    good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
-    at = scenario
-    for finer in finer_blocks(scenario):
-        if best.step_s <= good_s:
-            break
-        workload = dataclasses.replace(scenario.workload, block=finer)
-        finer_scenario = dataclasses.replace(scenario, workload=workload)
-        trial, of, extra = judge(finer_scenario, likely)
+    block = scenario.workload.block
+    if best.step_s > least_bound(candidates) * (1 + GOOD_GAP):
+        likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
+        candidates += unbuilt(scenario, candidates)
+        raise_bounds(scenario, candidates, best.step_s)
+        for finer in finer_blocks(scenario):
+            if best.step_s <= least_bound(candidates) * (1 + GOOD_GAP):
+                break
+            trial, of, extra = judge(with_block(scenario, finer), likely)
+            judged += extra
+            if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
+                best, chosen, block = trial, of, finer
+        best, chosen, block, extra = tighten(scenario, candidates, best, chosen, block)
         judged += extra
-        if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
-            best, chosen, at = trial, of, finer_scenario
-    if best.step_s > good_s:
-        best, chosen, extra = tighten(at, candidates, best, chosen)
-        judged += extra
-    bound_s = min(c.bound_s for c in candidates)
-    block = at.workload.block
-    return Search(
-        best, min(bound_s, best.step_s), chosen.relaxation, len(candidates), judged, block
-    )
+    bound_s = min(least_bound(candidates), best.step_s)
+    return Search(best, bound_s, chosen.relaxation, len(candidates), judged, block)
+
+
+def least_bound(candidates: Sequence[Candidate]) -> float:
+    """The bound over all candidates, seconds."""
+    return min(c.bound_s for c in candidates)
 
 
 def without_offload(scenario: Scenario, resident: Evaluation) -> Search:
@@ -123,19 +119,6 @@ def without_offload(scenario: Scenario, resident: Evaluation) -> Search:
     assert relaxation is not None, "what was judged to fit must fit"
     bound_s = min(relaxation.step_s, resident.step_s)
     return Search(resident, bound_s, relaxation, 1, 1, scenario.workload.block)
-
-
-def finer_blocks(scenario: Scenario) -> Iterator[int]:
-    """Halves of the block size whose rows over a micro-batch still fill whole GEMM tiles."""
-    block = scenario.workload.block
-    while (
-        scenario.options.refine_blocks
-        and block % 2 == 0
-        and block // 2 >= LEAST_BLOCK
-        and block // 2 * scenario.workload.micro_batch % GEMM_TILE == 0
-    ):
-        block //= 2
-        yield block
 
 
 def simplest_of(

@@ -1,0 +1,134 @@
+"""The program in whole blocks: what each stage of a unit holds, and which paths it has.
+
+The program of `program.state` splits tokens freely, and an operation that it leaves without tokens
+still costs its fixed time. Here tokens come in blocks and a path may be absent from a stage, which
+takes integer columns. One path of one stage may be left free: its tokens, and the resident ones,
+are means over the layers, some of which get a block more than others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvplan import program
+from kvplan.allocation import Place
+from kvplan.highs import minimise_whole
+from kvplan.paths import REGISTRY
+from kvplan.program import Program, Row
+from kvplan.step import StepGraph
+
+MOST_NODES = 100
+"""Nodes of the branch and bound; stopping early only leaves a better mix unfound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When to stop.
+
+    Args:
+        least_s: no step is shorter than this; one within ``near`` of it is good enough.
+        most_s: only steps shorter than this are of use.
+        near: share.
+    """
+
+    least_s: float
+    most_s: float
+    near: float
+
+
+def solve(
+    graph: StepGraph,
+    capacity: Mapping[str, float],
+    quality: Mapping[str, float],
+    block: int,
+    spread: int,
+    free: Place | None,
+    goal: Goal,
+) -> list[float] | None:
+    """Tokens of every variable of a unit's graph (and the share of streamed weights).
+
+    Args:
+        graph: one unit with every allowed path.
+        capacity: bytes each tier may hold.
+        quality: most share of all tokens that each inexact path may take.
+        block: tokens per block.
+        spread: tokens by which a stage may differ from the mean of its layer.
+        free: stage and path whose tokens need not be whole blocks; None: all are whole.
+        goal: when to stop.
+
+    Returns:
+        A value for each variable, whole blocks but for the free ones; None where nothing of use
+        was found.
+    """
+    statement, whole = state(graph, capacity, quality, block, spread, free)
+    scale = np.asarray(statement.scale)
+    matrix, bounds, equal_matrix, equal_bounds, _ = program.matrices(statement, scale)
+    limits: list[tuple[float, float | None]] = [
+        (0.0, None if u is None else u / s) for u, s in zip(statement.upper, scale, strict=True)
+    ]
+    period_s = scale[statement.period] * graph.cycles
+    limits[statement.period] = (goal.least_s / period_s, goal.most_s / period_s)
+    cost = np.zeros(len(scale))
+    cost[statement.period] = 1.0
+    found = minimise_whole(
+        cost, matrix, bounds, equal_matrix, equal_bounds, limits, whole, MOST_NODES, goal.near
+    )
+    if found is None:
+        return None
+    rounded = np.where(whole, np.round(found), np.maximum(found, 0.0)) * scale
+    return [float(value) for value in rounded[: len(graph.variables)]]
+
+
+def state(
+    graph: StepGraph,
+    capacity: Mapping[str, float],
+    quality: Mapping[str, float],
+    block: int,
+    spread: int,
+    free: Place | None,
+) -> tuple[Program, list[bool]]:
+    """The program with a column for the presence of each path in each stage, in blocks.
+
+    Returns:
+        The program, and which of its columns are whole.
+    """
+    filled = {layer: -(-count // block) * block for layer, count in graph.tokens.items()}
+    graph = dataclasses.replace(graph, tokens=filled)
+    statement, time_s = Program(graph), program.time_scale(graph)
+    whole: dict[int, bool] = {}
+    for variable in graph.variables:
+        unit = 1.0 if variable.path == "stream_weights" else float(block)
+        column = statement.column("n", variable.ceiling, unit)
+        away = variable.path in REGISTRY and REGISTRY[variable.path].attends == "away"
+        staged = variable.stage is not None and (variable.stage, variable.path) != free
+        whole[column] = away or staged
+    statement.start = len(statement.columns)
+    for _ in graph.operations:
+        statement.column("start", None, time_s)
+    statement.period = statement.column("T", None, time_s)
+    present = {}
+    for index, variable in enumerate(graph.variables):
+        if variable.stage is not None:
+            present[index] = statement.column("present", 1.0, 1.0)
+            whole[present[index]] = True
+            terms = {index: 1.0, present[index]: -variable.ceiling}
+            statement.rows.append(Row(f"present[{index}]", terms, 0.0))
+    durations = program.define_duration(statement, False, time_s, present)
+    program.define_precedence(statement, durations)
+    program.define_tokens(statement)
+    program.define_even_stages(statement, spread)
+    ceilings = {}
+    for index, variable in enumerate(graph.variables):
+        if (variable.stage, variable.path) == free:
+            ceilings[index] = statement.column("ceiling", None, float(block))
+            whole[ceilings[index]] = True
+            terms = {index: 1.0, ceilings[index]: -1.0}
+            statement.rows.append(Row(f"ceiling[{index}]", terms, 0.0))
+    buffers = program.define_buffer(statement, ceilings)
+    program.define_capacity(statement, capacity, buffers)
+    program.define_quality(statement, quality)
+    return statement, [whole.get(c, False) for c in range(len(statement.columns))]

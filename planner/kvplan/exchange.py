@@ -1,0 +1,165 @@
+"""Better plans by moving single blocks off the cycle of operations that sets the period."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvplan.allocation import Allocation, Place, laid_out
+from kvplan.evaluate import Evaluation, evaluate, overflow
+from kvplan.paths import REGISTRY
+from kvplan.scenario import Scenario
+from kvplan.simulate import delays_of, is_steady, steady_state
+from kvplan.waiting import unevenness
+
+MOST_PLAYED = 250_000
+"""Operations played for one plan at most, over all moves tried."""
+
+LEAST_GAIN = 1e-5
+"""Share of the step that a move must bring."""
+
+SOURCES = 4
+"""Places on the critical cycle, spaced evenly, that a block is moved from to another layer."""
+
+Move = tuple[tuple[int, int], ...]
+"""Variables and the blocks each of them gains."""
+
+
+def exchanged(scenario: Scenario, plan: Evaluation, target_s: float, block: int) -> Evaluation:
+    """The plan with blocks moved one at a time, each move a gain.
+
+    A block of an operation on the critical cycle goes to another path of its stage, or to HBM.
+    Paths that a stage does not have are not added.
+
+    Args:
+        scenario: the question; its blocks are what a stage may differ by from the mean of its
+            layer.
+        plan: what to start from.
+        target_s: step at which to stop.
+        block: tokens per block of the plan.
+    """
+    board = _Board(scenario, plan, block)
+    trials, most = 0, max(MOST_PLAYED // len(plan.graph.operations), 1)
+    gained = True
+    while gained and board.step_s > target_s:
+        gained = False
+        for move in [*board.within_layers(), *board.between_layers()]:
+            trials += 1
+            gained = trials <= most and board.try_move(move)
+            if gained or trials > most:
+                break
+    if board.allocation() == plan.allocation:
+        return plan
+    found = evaluate(scenario, plan.schedule, board.allocation(), plan.streamed)
+    fits = overflow(found.memory_bytes, scenario.capacity) is None
+    return found if fits and found.step_s < plan.step_s else plan
+
+
+class _Board:
+    """A plan's values on its graph, changed in place."""
+
+    def __init__(self, scenario: Scenario, plan: Evaluation, block: int) -> None:
+        self.scenario, self.graph = scenario, plan.graph
+        self.block = block
+        self.values = list(plan.values)
+        self.after = [operation.after for operation in self.graph.operations]
+        self.delays = delays_of(self.graph)
+        self.durations = self.graph.durations(self.values)
+        self.step_s = plan.step_s
+        self.critical: Sequence[int] = plan.simulation.critical
+        self.own: dict[int, list[int]] = {}
+        self.at: dict[tuple[int, int | None], list[int]] = {}
+        for index, variable in enumerate(self.graph.variables):
+            if variable.path in REGISTRY:
+                self.at.setdefault((variable.layer, variable.stage), []).append(index)
+        for number, operation in enumerate(self.graph.operations):
+            for own in operation.variables:
+                self.own.setdefault(own, []).append(number)
+
+    def on_cycle(self) -> list[int]:
+        """Staged variables that are copied, rebuilt or dequantised on the critical cycle."""
+        operations = [self.graph.operations[i] for i in self.critical]
+        found = (v for o in operations if o.operation != "attend" for v in o.variables)
+        return [v for v in dict.fromkeys(found) if self.graph.variables[v].stage is not None]
+
+    def giving(self) -> list[int]:
+        """Those that can give a block."""
+        return [v for v in self.on_cycle() if self.values[v] > self.block]
+
+    def within_layers(self) -> Iterator[Move]:
+        """A block on the critical cycle takes another path of its stage, or stays in HBM."""
+        for source in self.giving():
+            variable = self.graph.variables[source]
+            for place in ((variable.layer, variable.stage), (variable.layer, None)):
+                for sink in self.at.get(place, ()):
+                    kind = REGISTRY[self.graph.variables[sink].path].attends
+                    if sink != source and kind != "away":
+                        yield ((source, -1), (sink, 1))
+
+    def between_layers(self) -> Iterator[Move]:
+        """A block on the critical cycle stays in HBM, and one of a layer that is not on it, on the
+        same path, no longer does.
+        """
+        busy = set(self.on_cycle())
+        sources = [v for v in self.giving() if self.kept(v) is not None]
+        spaced = sources[:: max(len(sources) // SOURCES, 1)]
+        for sink, variable in enumerate(self.graph.variables):
+            kept = self.kept(sink) if variable.stage is not None and sink not in busy else None
+            if kept is None or self.values[kept] <= self.block:
+                continue
+            for source in spaced:
+                stays = self.kept(source)
+                same = self.graph.variables[source].path == variable.path
+                if same and stays is not None and stays != kept:
+                    yield ((source, -1), (stays, 1), (kept, -1), (sink, 1))
+
+    def kept(self, variable: int) -> int | None:
+        """The variable of the resident tokens of a variable's layer, if it has any."""
+        outside = self.at.get((self.graph.variables[variable].layer, None), ())
+        resident = [
+            i for i in outside if REGISTRY[self.graph.variables[i].path].attends == "resident"
+        ]
+        return resident[0] if resident else None
+
+    def try_move(self, move: Move) -> bool:
+        """Move blocks if that fits and shortens the step; whether it did."""
+        self._shift(move, 1)
+        trial_s = self.step_s / self.graph.cycles * (1 - LEAST_GAIN)
+        fits = overflow(self.graph.memory_bytes(self.values), self.scenario.capacity) is None
+        even = all(self._even(variable) for variable, _ in move)
+        if fits and even and is_steady(self.after, self.durations, trial_s, self.delays):
+            period, _, self.critical = steady_state(self.after, self.durations, delays=self.delays)
+            self.step_s = period * self.graph.cycles
+            return True
+        self._shift(move, -1)
+        return False
+
+    def _shift(self, move: Move, sign: int) -> None:
+        for variable, blocks in move:
+            self.values[variable] += sign * blocks * self.block
+        for number in {number for variable, _ in move for number in self.own[variable]}:
+            self.durations[number] = self.graph.operations[number].seconds(self.values)
+
+    def _even(self, source: int) -> bool:
+        """Whether the stages of the layer are still within a block of their mean."""
+        if self.graph.schedule.axis != "token":
+            return True
+        layer = self.graph.variables[source].layer
+        sizes = [
+            sum(self.values[i] for i in self.at.get((layer, stage), ()))
+            for stage in range(self.graph.schedule.stages)
+        ]
+        mean = sum(sizes) / len(sizes)
+        spread = unevenness(self.graph.tokens[layer], self.scenario.workload.block)
+        return max(abs(size - mean) for size in sizes) <= spread
+
+    def allocation(self) -> Allocation:
+        """The values as segments."""
+        parts: list[dict[Place, int]] = [{} for _ in self.graph.tokens]
+        for variable, value in zip(self.graph.variables, self.values, strict=True):
+            if variable.path in REGISTRY:
+                blocks = -(-round(value) // self.block)
+                parts[variable.layer][variable.stage, variable.path] = blocks
+        return tuple(
+            laid_out(self.scenario.cached_tokens(layer), self.block, mix)
+            for layer, mix in enumerate(parts)
+        )

@@ -1,0 +1,163 @@
+"""Sharper bounds hold for every plan: layers that differ, stages left empty or without copies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies import (
+    LARGE,
+    allocations,
+    examples,
+    full_graph,
+    ideal,
+    layer,
+    magnitudes,
+    model,
+    scenarios,
+    schedules,
+)
+
+from kvplan import certificate, fluid
+from kvplan.allocation import Segment
+from kvplan.candidates import unit_layers
+from kvplan.evaluate import Evaluation, evaluate
+from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
+from kvplan.staging import Staging, staging_bytes
+from kvplan.statement import Statement
+from kvplan.step import StepGraph
+from kvplan.waiting import Waiting, applies
+from kvplan.workload import Workload
+
+EXACT = 1e-9
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> Scenario:
+    """Equal layers on a machine whose link and GPU take about as long."""
+    spec = layer(hidden=64, intermediate=draw(st.sampled_from((64, 512, 4096))))
+    link = draw(magnitudes(1e6, 1e8))
+    hardware = ideal(link=link, flop=link * draw(magnitudes(30, 1000)),
+                     hbm=link * draw(magnitudes(3, 100)),
+                     copy_s=draw(st.sampled_from((0.0, 1e-4, 1e-3))))  # fmt: skip
+    workload = Workload(batch=draw(st.integers(1, 4)), context=draw(st.integers(8, 600)), block=1)
+    return Scenario(model=model([spec] * draw(st.integers(2, 5))), hardware=hardware,
+                    workload=workload)  # fmt: skip
+
+
+@st.composite
+def plans(draw: st.DrawFn, streamed: bool | None = None) -> tuple[Scenario, Evaluation]:
+    """A random plan; stages within a token of even where a layer has any."""
+    scenario = draw(alike() | scenarios(3))
+    schedule = draw(schedules(len(scenario.model.layers)))
+    if streamed is not None:
+        schedule = Schedule(stages=draw(st.integers(1, 6)), queue_depth=draw(st.integers(1, 4)),
+                            stream_weights=streamed)  # fmt: skip
+    allocation = draw(allocations(scenario, schedule))
+    share = st.sampled_from((0.0, 0.25, 1.0))
+    shares = [draw(share) for _ in allocation] if schedule.stream_weights else None
+    return scenario, evaluate(scenario, schedule, allocation, shares)
+
+
+@st.composite
+def waiting_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
+    """Weights take about as long to load as a layer to compute, so a step is a chain of waits;
+    layers rebuild in every stage, or keep activations for their last stages, or keep everything.
+    """
+    count, stages, tokens = draw(st.integers(2, 6)), draw(st.integers(2, 6)), 12
+    spec = layer(intermediate=draw(st.sampled_from((256, 1024, 4096))))
+    link = 1e9
+    weights_s = spec.params * 2 / link
+    rebuild = 4.0 * spec.hidden * spec.kv_elements / 2 * stages * tokens
+    hardware = ideal(link=link, flop=rebuild / weights_s / draw(magnitudes(0.3, 3.0)))
+    scenario = Scenario(model=model([spec] * count), hardware=hardware,
+                        workload=Workload(batch=1, context=stages * tokens, block=1))  # fmt: skip
+    schedule = Schedule(stages=stages, queue_depth=draw(st.integers(1, 3)), stream_weights=True)
+    kinds = st.sampled_from((0, 0, 0, 1, 2, stages))
+    allocation = []
+    for _ in range(count):
+        kept = min(draw(kinds), stages)
+        segments = [
+            Segment(tokens * j, tokens * (j + 1),
+                    "recompute" if j < stages - kept else "recompute_resident", j)
+            for j in range(stages)
+        ]  # fmt: skip
+        everything = (Segment(0, stages * tokens, "resident", None),)
+        allocation.append(tuple(segments) if kept < stages else everything)
+    return scenario, evaluate(scenario, schedule, tuple(allocation), [1.0] * count)
+
+
+def graphs_of(scenario: Scenario, plan: Evaluation) -> list[StepGraph]:
+    """Graphs with every path of the plan: of the whole model, and of a unit if it has one."""
+    names = {v.path for v in plan.graph.variables}
+    found = [full_graph(scenario, plan.schedule, sorted(names))]
+    unit = unit_layers(scenario.model, plan.schedule)
+    if unit is not None:
+        found.append(full_graph(scenario, plan.schedule, sorted(names), unit))
+    return [graph for graph in found if len(graph.operations) < 400]
+
+
+def pinned(statement: Statement, scenario: Scenario, plan: Evaluation) -> fluid.Fluid | None:
+    """The optimum with the plan's tokens of every path, as means over equal layers."""
+    total: dict[tuple[int, str], float] = {}
+    for variable, value in zip(plan.graph.variables, plan.values, strict=True):
+        key = (scenario.classes[variable.layer], variable.path)
+        total[key] = total.get(key, 0.0) + value
+    for key, column in statement.of.items():
+        mean = total.get(key, 0.0) / scenario.classes.count(key[0])
+        # What is pinned to the last digit may be infeasible by rounding.
+        slack = 1e-9 * statement.scale[column]
+        statement.rows.append(({column: 1.0}, mean + slack, "pinned"))
+        statement.rows.append(({column: -1.0}, slack - mean, "pinned"))
+    return fluid.solve(statement)
+
+
+@examples(120)
+@given(plans(streamed=True) | waiting_plans())
+def test_waits_bound_every_plan(judged: tuple[Scenario, Evaluation]) -> None:
+    scenario, plan = judged
+    for graph in graphs_of(scenario, plan):
+        assume(applies(graph))
+        statement = fluid.state(graph, scenario.classes, LARGE, waiting=Waiting(1))
+        found = pinned(statement, scenario, plan)
+        assert found is not None
+        assert found.step_s <= plan.step_s * (1 + 1e-6)
+
+
+@examples(120)
+@given(plans())
+def test_the_size_of_the_largest_stage_bounds_every_plan(
+    judged: tuple[Scenario, Evaluation],
+) -> None:
+    scenario, plan = judged
+    schedule = replace(plan.schedule, boundary="overlap")
+    plan = evaluate(scenario, schedule, plan.allocation, plan.streamed)
+    largest = max(
+        sum(size * plan.values[v] for v, size in tenant.items())
+        for buffer in plan.graph.buffers if buffer.holds == "stages"
+        for tenant in buffer.tenants
+    ) if any(b.holds == "stages" for b in plan.graph.buffers) else 0.0  # fmt: skip
+    for graph in graphs_of(scenario, plan):
+        assume(staging_bytes(graph))
+        for staging in (
+            Staging(largest * (1 - EXACT), largest * (1 + EXACT) + 1e-6, staging_bytes(graph)),
+            Staging(0.0, 2 * largest + 1.0, staging_bytes(graph)),
+        ):
+            statement = fluid.state(graph, scenario.classes, LARGE, staging=staging)
+            found = pinned(statement, scenario, plan)
+            assert found is not None
+            assert found.step_s <= plan.step_s * (1 + 1e-6)
+
+
+@examples(40)
+@given(plans())
+def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluation]) -> None:
+    scenario, plan = judged
+    schedule = replace(plan.schedule, boundary="overlap")
+    plan = evaluate(scenario, schedule, plan.allocation, plan.streamed)
+    capacity = {tier: size * (1 + EXACT) + 1.0 for tier, size in plan.memory_bytes.items()}
+    for graph in graphs_of(scenario, plan):
+        found = certificate.sharpened(graph, scenario.classes, capacity, {}, 1, plan.step_s * 2)
+        assert found <= plan.step_s * (1 + 1e-6)

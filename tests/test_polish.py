@@ -1,0 +1,118 @@
+"""Plans from the program in whole blocks, and single blocks moved off the critical cycle."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import milp
+from strategies import LARGE, allocations, examples, ideal, layer, model, scenarios
+
+from kvplan import block_program, highs
+from kvplan.allocation import Place, placed, tokens_by_path
+from kvplan.block_program import Goal
+from kvplan.candidates import unit_graph
+from kvplan.evaluate import evaluate
+from kvplan.exchange import exchanged
+from kvplan.scenario import Options, Scenario
+from kvplan.schedule import Schedule
+from kvplan.workload import Budgets, Workload
+
+NO_GOAL = Goal(least_s=0.0, most_s=1e9, near=1e-6)
+
+
+def scenario(context: int = 256, block: int = 16) -> Scenario:
+    """Two equal layers; a copy costs a millisecond beside 256 bytes a token at 1 MB/s."""
+    return Scenario(
+        model=model([layer()] * 2), hardware=ideal(link=1e6, copy_s=1e-3),
+        workload=Workload(batch=1, context=context, block=block),
+        options=Options(paths=("resident", "fetch")),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("context", [256, 250])
+@pytest.mark.parametrize("free", [None, (3, "fetch")])
+def test_blocks_are_whole_but_for_the_free_place(context: int, free: Place | None) -> None:
+    question = scenario(context)
+    graph = unit_graph(question, Schedule(stages=4, queue_depth=2))
+    room = graph.constant_bytes["hbm"] + 2 * 200 * 256
+    values = block_program.solve(graph, LARGE | {"hbm": room}, {}, 16, 16, free, NO_GOAL)
+    assert values is not None
+    assert graph.memory_bytes(values)["hbm"] <= room * (1 + 1e-9)
+    for variable, value in zip(graph.variables, values, strict=True):
+        if variable.stage is not None and (variable.stage, variable.path) != free:
+            assert value % 16 == 0
+    assert sum(values) == pytest.approx(256)
+    wanted = {(v.stage, v.path): n for v, n in zip(graph.variables, values, strict=True)}
+    for segments in placed([context] * 2, [wanted], 16, free):
+        assert sum(tokens_by_path(segments).values()) == context
+
+
+def test_an_absent_path_has_no_fixed_time() -> None:
+    """All tokens are rebuilt from activations in HBM: no stage pays for the copy of a fetch."""
+    question = replace(
+        scenario(), hardware=ideal(link=1e6, copy_s=1.0),
+        options=Options(paths=("fetch", "recompute_resident")),
+    )  # fmt: skip
+    graph = unit_graph(question, Schedule(stages=4, queue_depth=2))
+    statement, whole = block_program.state(graph, LARGE, {}, 16, 16, None)
+    assert sum(whole) == 2 * 2 * 4  # tokens and presence of two paths in four stages
+    values = block_program.solve(graph, LARGE, {}, 16, 16, None, NO_GOAL)
+    assert values is not None
+    paths = {v.path for v, n in zip(graph.variables, values, strict=True) if n > 0}
+    assert paths == {"recompute_resident"}
+    assert statement.period >= 0
+
+
+@examples(60)
+@given(st.data())
+def test_exchanged_blocks_only_help(data: st.DataObject) -> None:
+    drawn = data.draw(scenarios(3))
+    schedule = Schedule(stages=data.draw(st.integers(1, 4)), queue_depth=2)
+    plan = evaluate(drawn, schedule, data.draw(allocations(drawn, schedule)))
+    held = plan.memory_bytes
+    budgets = Budgets(hbm_bytes=int(held["hbm"]) + 1, utilisation=1.0,
+                      dram_bytes=int(held["dram"]) + 1)  # fmt: skip
+    tight = replace(drawn, budgets=budgets)
+    if plan.overflow(tight.capacity) is not None:
+        return
+    better = exchanged(tight, plan, 0.0, 1)
+    assert better.step_s <= plan.step_s
+    assert better.overflow(tight.capacity) is None
+    assert better.schedule == plan.schedule
+
+
+def test_a_late_block_is_moved() -> None:
+    """One layer fetches a block that fits in HBM."""
+    question = scenario()
+    graph = unit_graph(question, Schedule(stages=4, queue_depth=2))
+    even: dict[Place, float] = {(c, "fetch"): 32.0 for c in range(4)} | {(None, "resident"): 128.0}
+    allocation = placed([256] * 2, [even], 16, None)
+    plan = evaluate(question, graph.schedule, allocation)
+    room = Budgets(hbm_bytes=int(plan.memory_bytes["hbm"]) + 16 * 256 + 1, utilisation=1.0)
+    better = exchanged(replace(question, budgets=room), plan, 0.0, 16)
+    assert plan.step_s - better.step_s == pytest.approx(16 * 256 / 1e6)
+
+
+def test_what_the_solver_prints_stays_off_standard_output(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def chatty(*args: object, **options: object) -> object:
+        os.write(1, b"a line of the solver's own")
+        return real(*args, **options)
+
+    real = milp
+    with patch("kvplan.highs.milp", chatty):
+        found = highs.minimise_whole(
+            np.array([1.0]), np.array([[-1.0]]), np.array([-0.5]), None, None, [(0.0, None)],
+            [True], 10, 0.0,
+        )  # fmt: skip
+    print("data")
+    assert found is not None
+    assert found[0] == pytest.approx(1.0)
+    assert capfd.readouterr().out == "data\n"
