@@ -1,0 +1,43 @@
+"""Proven gaps of a sample of models and cards; ``benchmarks/gaps.py`` prints those of all."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.hardware_library import load_hardware
+from kvplan.model_library import load_model
+from kvplan.scenario import Scenario
+from kvplan.solve import search
+from kvplan.workload import Workload
+
+PAIRS = {
+    # Weights streamed through little HBM: waits for buffers, coarse blocks.
+    ("opt-30b", "t4", 32): 0.01,
+    ("llama-30b", "t4", 32): 0.01,
+    ("opt-30b", "rtx-4090", 8): 0.01,
+    ("llama-65b", "a100", 32): 0.01,
+    ("llama-30b", "rtx-4090", 4): 0.01,
+    # Almost everything resident: small stages, fixed times of copies and kernels.
+    ("opt-6.7b", "h100-sxm-80gb", 32): 0.01,
+    ("qwen3-0.6b", "t4", 32): 0.01,
+    ("llama-7b", "a100-80gb-pcie", 32): 0.02,
+    ("opt-1.3b", "rtx-4090", 32): 0.013,
+    # A large head, during which the link fills its buffers and waits.
+    ("qwen2.5-7b", "l4", 32): 0.015,
+    # Much to fetch beside resident weights.
+    ("llama-7b", "a100", 32): 0.01,
+    ("mistral-7b", "l4", 32): 0.01,
+}
+"""(model, card, batch) and the gap that is reached at 4096 tokens of context."""
+
+
+@pytest.mark.parametrize(("model", "card", "batch"), PAIRS)
+def test_the_proven_gap_is_small(model: str, card: str, batch: int) -> None:
+    scenario = Scenario(
+        model=load_model(model),
+        hardware=load_hardware(card),
+        workload=Workload(batch=batch, context=4096),
+    )
+    found = search(scenario)
+    assert found.best.overflow(scenario.capacity) is None
+    assert 0 <= found.gap <= PAIRS[model, card, batch]
