@@ -52,7 +52,7 @@ def numbers(part: Any, path: str = "") -> Iterator[tuple[str, float]]:
 def parts(profile: HardwareProfile) -> tuple[Any, ...]:
     links = profile.links
     h2d, d2h, uplink = (links.h2d, links.d2h, links.uplink) if links else (None, None, None)
-    return profile.gpu, h2d, d2h, uplink, profile.host, profile.disk
+    return profile.gpu, h2d, d2h, uplink, profile.host, profile.disk, profile.peer
 
 
 @every
@@ -60,12 +60,16 @@ def test_every_number_has_provenance(profile: HardwareProfile) -> None:
     paths = list(number_paths(profile))
     shape = {f"gpu.gemm.{i}.{side}" for i in range(9) for side in ("inputs", "outputs")}
     found = set()
-    names = ("gpu", "h2d", "d2h", "link.uplink", "host", "disk")
+    names = ("gpu", "h2d", "d2h", "link.uplink", "host", "disk", "peer")
     shape |= {"link.uplink.gpus"}
     for name, part in zip(names, parts(profile), strict=True):
         for attribute, _ in numbers(part, name):
             key = attribute.replace("hbm_bytes_per_s", "hbm_bandwidth").replace(".seconds", ".time")
-            key = key.replace("_bytes_per_s", "_bandwidth").replace("flop_per_s", "flop")
+            key = (
+                key.replace("peer.bytes_per_s", "peer.bandwidth")
+                .replace("_bytes_per_s", "_bandwidth")
+                .replace("flop_per_s", "flop")
+            )
             key = ".".join(k.removesuffix("_bytes").removesuffix("_s") for k in key.split("."))
             found.add(key.split(".pieces")[0].split(".points")[0])
     shape |= {"host.dram"} if profile.unified else set()

@@ -18,7 +18,7 @@ HEAVY = ("torch", "matplotlib", "pulp", "pandas", "pyarrow")
 # From data files to the command line; a module may import from its own level and those above.
 LEVELS = [
     {"errors", "units", "datafiles", "dtypes", "formats", "names", "curve", "peak", "regret"},
-    {"hardware_parts", "slot", "link", "disk", "limits", "layer"},
+    {"hardware_parts", "slot", "link", "disk", "peer", "limits", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
     {"hardware_table", "hardware_file", "hardware_library", "hf", "model_library"},
     {"cost", "flop", "kvpr", "highs", "flexgen", "flexgen_policy"},
@@ -29,7 +29,7 @@ LEVELS = [
     {"graph", "step"},
     {"program", "program_pulp", "simulate", "allocation"},
     {"statement", "chain", "staging", "waiting", "fluid", "block_program"},
-    {"scenario", "evaluate"},
+    {"scenario", "ranks", "evaluate"},
     {"candidates", "certificate", "fitting", "exchange", "polish", "resident", "infeasible"},
     {"solve", "estimate"},
     {"throughput", "moves", "generation"},

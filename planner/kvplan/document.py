@@ -109,7 +109,8 @@ def document(
 
 def inputs_of(scenario: Scenario) -> Inputs:
     """Everything a plan depends on."""
-    model, hardware = scenario.model, scenario.hardware
+    whole = scenario.whole or scenario
+    model, hardware = whole.model, whole.hardware
     fields = {name: getattr(model, name) for name in model.__struct_fields__ if name != "layers"}
     fields["scales"] = list(model.scales)
     return Inputs(
@@ -123,7 +124,7 @@ def inputs_of(scenario: Scenario) -> Inputs:
             overrides=dict(sorted(scenario.overrides.items())),
         ),
         workload=msgspec.convert(dataclasses.asdict(scenario.workload), WorkloadInput),
-        budgets=msgspec.convert(dataclasses.asdict(scenario.budgets), BudgetInput),
+        budgets=msgspec.convert(dataclasses.asdict(whole.budgets), BudgetInput),
         options=msgspec.convert(
             {
                 **dataclasses.asdict(scenario.options),

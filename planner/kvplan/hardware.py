@@ -33,6 +33,7 @@ from kvplan.hardware_parts import (
     times,
 )
 from kvplan.link import Link, Links
+from kvplan.peer import Peer
 
 __all__ = [
     "DTYPES",
@@ -74,6 +75,8 @@ class HardwareProfile:
         provenance: key path to provenance, for every number.
         residuals: key path of each curve of measured points to the largest relative distance
             of the curve below a point.
+        peer: how GPUs of the same machine reach each other; None where unknown.
+        ranks: GPUs that share every layer; 1 but for one rank of a tensor-parallel group.
         digest: SHA-256 of the content, in hex.
         date: ``yyyy-mm-dd`` of the profile.
 
@@ -93,6 +96,8 @@ class HardwareProfile:
     residuals: Mapping[str, float] = field(hash=False)
     digest: str
     date: str
+    peer: Peer | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -181,6 +186,8 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
     if profile.disk is not None:
         yield from ("disk.read", "disk.capacity")
         yield from (f"disk.queue.{index}" for index in range(len(profile.disk.queues)))
+    if profile.peer is not None:
+        yield from ("peer.bandwidth", "peer.latency")
 
 
 def _link_paths(links: Links) -> Iterator[str]:
@@ -291,6 +298,7 @@ def scaled(profile: HardwareProfile, *, rate: float) -> HardwareProfile:
             attention_latency_s=host.attention_latency_s / rate,
         ),
         "disk": disk and disk.faster(rate),
+        "peer": profile.peer and profile.peer.faster(rate),
     }
     sizes = {"gpu.memory", "host.dram", "host.pinned", "disk.capacity"}
     paths = [path for path in number_paths(profile) if path not in sizes]

@@ -29,6 +29,7 @@ from kvplan.hardware import (
 )
 from kvplan.hardware_table import DEPTH, FLOP, RATE, SHARE, SIZE, TIME, TOKENS, Table
 from kvplan.link import Pieces, Uplink
+from kvplan.peer import Peer
 from kvplan.slot import C2C, Slot, parse_link
 
 SCHEMA = 1
@@ -95,7 +96,7 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
     unified = "unified" in document
     top.keys(
         "schema name title kind date gpu host" + " unified" * unified + " h2d d2h" * (not unified),
-        "aliases disk" + " link" * (not unified),
+        "aliases disk peer" + " link" * (not unified),
     )
     if unified and document["unified"] is not True:
         raise top.error("unified", document["unified"], "true, or left out")
@@ -111,11 +112,19 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
         "links": None if unified else _links(top),
         "host": _host(top, unified),
         "disk": _disk(top) if "disk" in document else None,
+        "peer": _peer(top) if "peer" in document else None,
         "date": top.date("date"),
     }
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     return top.build(
         HardwareProfile, **fields, provenance=top.provenance, residuals=top.residuals, digest=digest
+    )
+
+
+def _peer(top: Table) -> Peer:
+    peer = top.table("peer", "bandwidth latency")
+    return peer.build(
+        Peer, bytes_per_s=peer.number("bandwidth", RATE), latency_s=peer.number("latency", TIME)
     )
 
 

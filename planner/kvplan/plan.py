@@ -79,6 +79,7 @@ class WorkloadInput(_Part, frozen=True):
     micro_batches: Positive
     schedule: Literal["column", "row"]
     source_tokens: Count | None = None
+    tp: Positive = 1
 
 
 class BudgetInput(_Part, frozen=True):
@@ -90,6 +91,7 @@ class BudgetInput(_Part, frozen=True):
     dram_bytes: Count | None
     pinned_bytes: Count | None
     disk_bytes: Count
+    uplink_bytes_per_s: Annotated[float, Meta(gt=0)] | None = None
 
 
 class OptionInput(_Part, frozen=True):
@@ -171,7 +173,7 @@ class Value(_Part, frozen=True):
 
 
 class Prediction(_Part, frozen=True):
-    """What running the plan is expected to show."""
+    """What running the plan is expected to show; with tensor parallelism, of each rank."""
 
     step_s: Seconds
     tokens_per_s: Annotated[float, Meta(ge=0)]

@@ -20,6 +20,7 @@ from kvplan.hardware_library import load_hardware
 from kvplan.model import MAX_LAYERS, ModelSpec
 from kvplan.objective import Objective
 from kvplan.plan import Plan
+from kvplan.ranks import one_rank
 from kvplan.regret import as_good
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
@@ -143,7 +144,7 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
         name: tuple(value) if isinstance(value, list) else value
         for name, value in msgspec.structs.asdict(plan.inputs.options).items()
     }
-    return Scenario(
+    asked = Scenario(
         model=model_of(plan),
         hardware=hardware,
         workload=workload,
@@ -153,6 +154,7 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
         hardware_file=file,
         overrides=overrides,
     )
+    return one_rank(asked)
 
 
 def _objective(plan: Plan) -> Objective:

@@ -90,6 +90,7 @@ class Scenario:
         options: what the search may choose from.
         hardware_file: where the profile came from, if not from the library.
         overrides: figures of the profile changed by hand, as `hardware.override` takes them.
+        whole: where this is one rank of several, the scenario of all of them.
         objective: what to be best at; a search for throughput chooses the workload's batch.
     """
 
@@ -101,6 +102,7 @@ class Scenario:
     hardware_file: str | None = None
     overrides: Mapping[str, float] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
+    whole: Scenario | None = None
 
     def __post_init__(self) -> None:
         """Settle the source that cross-attention reads; refuse to offload to nothing.

@@ -9,6 +9,7 @@ from kvplan.errors import InputError
 
 MAX_BATCH = 1 << 16
 MAX_CONTEXT = 1 << 30
+MAX_RANKS = 64
 
 
 def _whole(field: str, value: object, low: int, high: int) -> None:
@@ -28,6 +29,7 @@ class Workload:
         kv_dtype: format of the cache where no path says otherwise.
         block: tokens per block, the smallest run of tokens that gets one decision.
         micro_batches: equal parts the batch is decoded in.
+        tp: GPUs that share every layer (tensor parallelism).
         schedule: with several micro-batches, ``column`` takes all of them through one layer
             before the next (weights are loaded once per layer), ``row`` takes one through all.
         source_tokens: tokens of the source (text, sound, image) that cross-attention reads; None
@@ -42,6 +44,7 @@ class Workload:
     micro_batches: int = 1
     schedule: str = "column"
     source_tokens: int | None = None
+    tp: int = 1
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -50,6 +53,7 @@ class Workload:
         _whole("gen", self.gen, 0, MAX_CONTEXT)
         _whole("block", self.block, 1, 1 << 20)
         _whole("micro_batches", self.micro_batches, 1, self.batch)
+        _whole("tp", self.tp, 1, MAX_RANKS)
         if self.batch % self.micro_batches:
             accepted = f"a divisor of batch {self.batch}"
             raise InputError("micro_batches", self.micro_batches, accepted)
@@ -83,6 +87,10 @@ class Budgets:
         dram_bytes: host memory for the cache and streamed weights.
         pinned_bytes: page-locked part of it; None: all of it may be pinned.
         disk_bytes: disk for the cache; 0 turns the disk off.
+        uplink_bytes_per_s: what the GPUs of a tensor-parallel group together get from host memory
+            over a link they share; None: each has its own.
+
+    Host memory and disk are those of the whole group.
     """
 
     hbm_bytes: int | None = None
@@ -91,6 +99,7 @@ class Budgets:
     dram_bytes: int | None = None
     pinned_bytes: int | None = None
     disk_bytes: int = 0
+    uplink_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -98,5 +107,8 @@ class Budgets:
             value = getattr(self, field)
             if value is not None:
                 _whole(field, value, 0, 2**62)
+        if self.uplink_bytes_per_s is not None and not 0 < self.uplink_bytes_per_s < 1e18:
+            accepted = "a rate above 0, such as 25GB/s"
+            raise InputError("uplink_bytes_per_s", self.uplink_bytes_per_s, accepted)
         if not isinstance(self.utilisation, (int, float)) or not 0 < self.utilisation <= 1:
             raise InputError("utilisation", self.utilisation, "a share above 0 and at most 1")

@@ -44,9 +44,9 @@ To = Annotated[str, typer.Option(
 Output = Annotated[str | None, typer.Option(
     "--output", "-o", metavar="FILE|DIR", rich_help_panel="Output",
     help="Write the file, or its usual name into a folder. [default: only print]")]
-Ranks = Annotated[int, _option(
-    "--tp", "--ranks", metavar="N",
-    help="Tensor-parallel ranks on this host that share the plan's K and V.")]
+Ranks = Annotated[int | None, _option(
+    "--tp", "--ranks", metavar="N", help="Tensor-parallel ranks on this host that share the plan's "
+    "K and V. [default: the plan's]")]
 Replicas = Annotated[int, _option(
     "--replicas", metavar="N", help="Engines on this host, each with its own pool.")]
 Pool = Annotated[str, _option(
@@ -71,7 +71,7 @@ OnePool = Annotated[bool, typer.Option(
 
 
 def export(
-    file: PlanFile, to: To, output: Output = None, tp: Ranks = 1, replicas: Replicas = 1,
+    file: PlanFile, to: To, output: Output = None, tp: Ranks = None, replicas: Replicas = 1,
     pool: Pool = "plan", host: Host = None, container: Container = None,
     container_used: Used = "0", reserve: Reserve = None, shm: Shm = None,
     disk_path: DiskPath = None, unified_memory: OnePool = False, as_json: Json = False,
@@ -81,12 +81,13 @@ def export(
 
     exporter = find(to)
     path = _target(output, exporter)
+    plan = _read(file)
     deployment = _deployment(
-        ranks=tp, replicas=replicas, pool=pool, host=host, container=container,
+        ranks=plan.inputs.workload.tp if tp is None else tp,
+        replicas=replicas, pool=pool, host=host, container=container,
         container_used=container_used, reserve=reserve, shm=shm, disk_path=disk_path,
         one_pool=unified_memory,
     )  # fmt: skip
-    plan = _read(file)
     made = export_plan(plan, exporter.name, deployment, path)
     if path is not None:
         _write(path, plan, exporter, made)

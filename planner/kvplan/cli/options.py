@@ -46,6 +46,9 @@ class Request:
     segments: Annotated[str | None, _option(
         _LOAD, "--segments", metavar="N", help="Plan the whole generation, in N segments with "
         "decisions of their own, or auto. [default: only the last step is planned]")] = None
+    tp: Annotated[str, _option(
+        _ASKED, "--tp", metavar="N", help="GPUs that share every layer (tensor parallelism).",
+        )] = "1"
     kv_dtype: Annotated[str, _option(
         _LOAD, "--kv-dtype", metavar="FORMAT",
         help="Format of the cache: fp16, bf16, fp8, fp32.")] = "fp16"
@@ -72,6 +75,9 @@ class Request:
     pinned: Annotated[str | None, _option(
         _MEMORY, "--pinned", metavar="SIZE",
         help="Most of it that may be page-locked. [default: all]")] = None
+    uplink: Annotated[str | None, _option(
+        _MEMORY, "--uplink", metavar="RATE", help="What all GPUs of --tp together get from host "
+        "memory, such as 25GB/s. [default: each its own link]")] = None
     disk: Annotated[str, _option(
         _MEMORY, "--disk", metavar="SIZE", help="Disk to use; 0 uses none.")] = "0"
     allow: Annotated[str | None, _option(
@@ -173,6 +179,7 @@ _SPELLED = {
     "host_attention_bytes_per_s": "host_attention",
     "max_step_s": "max_step_latency",
     "batches": "batch",
+    "uplink_bytes_per_s": "uplink",
     "output": "o",
     "block_size": "block_size",
     "chunk": "chunk",

@@ -64,7 +64,9 @@ def scenario_of(request: Request) -> tuple[Scenario, list[str]]:
         options=_choices(request), overrides=overrides, objective=objective,
         hardware_file=request.gpu if is_profile_path(request.gpu) else None,
     )  # fmt: skip
-    return scenario, _warnings(request, scenario)
+    from kvplan.ranks import one_rank
+
+    return one_rank(scenario), _warnings(request, scenario)
 
 
 def is_profile_path(gpu: str) -> bool:
@@ -157,7 +159,7 @@ def _batching(request: Request, objective: Objective) -> dict[str, Any]:
 
 
 def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workload:
-    from kvplan.workload import Workload
+    from kvplan.workload import MAX_RANKS, Workload
 
     gen = parse_tokens(request.gen, "--gen")
     if request.context is not None:
@@ -170,6 +172,7 @@ def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workl
         gen=gen,
         kv_dtype=request.kv_dtype,
         block=parse_tokens(request.block, "--block"),
+        tp=whole_number(request.tp, "--tp", MAX_RANKS),
         **_batching(request, objective),
         source_tokens=None if request.source_tokens is None
         else parse_tokens(request.source_tokens, "--source-tokens"),
@@ -190,7 +193,12 @@ def _budgets(request: Request, hardware: HardwareProfile) -> Budgets:
         hbm_bytes=size("hbm"), utilisation=share(request.utilisation, "--utilisation"),
         reserve_bytes=size("reserve") or 0,
         dram_bytes=size("dram"), pinned_bytes=size("pinned"), disk_bytes=disk,
+        uplink_bytes_per_s=_uplink(request),
     )  # fmt: skip
+
+
+def _uplink(request: Request) -> float | None:
+    return None if request.uplink is None else parse_rate(request.uplink, "--uplink")
 
 
 def _choices(request: Request) -> Options:

@@ -145,6 +145,7 @@ def workload(plan: Plan) -> str:
     return (
         f"{model.name}, {layers} layers, batch {load.batch}"
         f"{parts if load.micro_batches > 1 else ''}, context {load.context}{gen}, "
+        f"{f'tensor parallel over {load.tp} GPUs (figures of each), ' if load.tp > 1 else ''}"
         f"{load.kv_dtype} cache"
     )
 
@@ -261,8 +262,9 @@ def more(plan: Plan) -> list[str]:
 
 def recompute_note(plan: Plan) -> str | None:
     """Why recomputing from host memory cannot help, where it cannot."""
+    tp = plan.inputs.workload.tp
     layers = [run.layer for run in plan.inputs.model.layers if run.layer.kv_elements]
-    ratios = [layer.act_over_kv() for layer in layers]
+    ratios = [layer.act_over_kv() * min(tp, layer.cache_heads) for layer in layers]
     if not ratios or min(ratios) < 1:
         return None
     low, high = min(ratios), max(ratios)

@@ -72,8 +72,9 @@ class CacheDemand:
 
     @property
     def host_capacity_bytes(self) -> float:
-        """Host memory that the plan could use."""
-        return self.plan.prediction.capacity_bytes.get("dram", 0.0)
+        """Host memory that the plan could use, all ranks together."""
+        ranks = self.plan.inputs.workload.tp
+        return self.plan.prediction.capacity_bytes.get("dram", 0.0) * ranks
 
     @property
     def streamed_weights(self) -> float:
