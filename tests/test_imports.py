@@ -21,7 +21,7 @@ LEVELS = [
     {"hardware_parts", "slot", "link", "disk", "peer", "limits", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
     {"hardware_table", "hardware_file", "hardware_library", "hf", "model_library"},
-    {"cost", "flop", "kvpr", "highs", "flexgen", "flexgen_policy"},
+    {"cost", "flop", "kvpr", "highs", "layer_budget", "flexgen", "flexgen_policy"},
     {"weights", "prefill_peak", "transfer", "host_memory", "pinning"},
     {"fit", "host_cache"},
     {"fit_change"},

@@ -14,7 +14,7 @@ from kvplan.hardware import HardwareProfile
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.planning import make_plan, replay, scenario_of
-from kvplan.ranks import one_rank, rank_hardware, rank_kv_heads, rank_layer, rank_model
+from kvplan.ranks import planned_with, rank_hardware, rank_kv_heads, rank_layer, rank_model
 from kvplan.scenario import Options, Scenario
 from kvplan.solve import search
 from kvplan.workload import Budgets, Workload
@@ -53,10 +53,10 @@ def test_heads_that_cannot_be_shared_out(model: str, ranks: int, says: str) -> N
         rank_model(load_model(model), ranks)
 
 
-def test_one_rank_changes_nothing() -> None:
+def test_planned_with_changes_nothing() -> None:
     model = load_model("llama-3.1-8b")
     asked = Scenario(model=model, hardware=load_hardware("h100-sxm"), workload=Workload(tp=1))
-    assert one_rank(asked) is asked
+    assert planned_with(asked) is asked
     assert rank_model(model, 1) == model
 
 
@@ -99,7 +99,7 @@ def test_the_host_is_shared_and_the_uplink_too() -> None:
 def scenario(
     tp: int, uplink: float | None = None, paths: tuple[str, ...] | None = None
 ) -> Scenario:
-    return one_rank(Scenario(
+    return planned_with(Scenario(
         model=load_model("llama-3.1-8b"), hardware=load_hardware("h100-sxm"),
         workload=Workload(batch=32, context=16384, tp=tp),
         budgets=Budgets(hbm_bytes=24 * 2**30, uplink_bytes_per_s=uplink),
@@ -116,7 +116,7 @@ def test_more_ranks_are_faster_unless_they_share_a_link() -> None:
     assert shared == pytest.approx(alone, rel=0.02)  # the same bytes over the same uplink
 
 
-def test_a_plan_holds_the_whole_model_and_replays_one_rank() -> None:
+def test_a_plan_holds_the_whole_model_and_replays_planned_with() -> None:
     plan = make_plan(scenario(2), time="then")
     assert plan.inputs.workload.tp == 2
     assert plan.inputs.model.layers[0].layer == load_model("llama-3.1-8b").layers[0]
@@ -149,7 +149,7 @@ def test_the_slope_with_context_is_that_of_reading_kv() -> None:
     """0.4 ms from 128 to 8192 tokens, within a half."""
     steps = []
     for context in (128, 8192):
-        asked = one_rank(Scenario(
+        asked = planned_with(Scenario(
             model=load_model("qwen2.5-72b"), hardware=load_hardware("h100-sxm"),
             workload=Workload(batch=1, context=context, kv_dtype="bf16", tp=2), options=QUICK,
         ))  # fmt: skip

@@ -17,6 +17,7 @@ from kvplan.candidates import NEAR, bounded_candidates
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.moves import Moves, moves, shrunk
+from kvplan.ranks import with_workload
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
 
@@ -134,8 +135,7 @@ def cuts(gen: int, count: int, block: int) -> list[int]:
 
 def at(scenario: Scenario, generated: int) -> Scenario:
     """The scenario after some tokens were generated."""
-    workload = dataclasses.replace(scenario.workload, gen=generated)
-    return dataclasses.replace(scenario, workload=workload)
+    return with_workload(scenario, dataclasses.replace(scenario.workload, gen=generated))
 
 
 def shrink(scenario: Scenario, allocation: Allocation, order: Sequence[str]) -> Allocation:

@@ -80,6 +80,7 @@ class WorkloadInput(_Part, frozen=True):
     schedule: Literal["column", "row"]
     source_tokens: Count | None = None
     tp: Positive = 1
+    layer_tokens: Annotated[list[Positive], Meta(min_length=1, max_length=MAX_LAYERS)] | None = None
 
 
 class BudgetInput(_Part, frozen=True):

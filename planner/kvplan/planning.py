@@ -20,7 +20,7 @@ from kvplan.hardware_library import load_hardware
 from kvplan.model import MAX_LAYERS, ModelSpec
 from kvplan.objective import Objective
 from kvplan.plan import Plan
-from kvplan.ranks import one_rank
+from kvplan.ranks import planned_with
 from kvplan.regret import as_good
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
@@ -138,7 +138,10 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
         file, overrides = given.file, given.overrides
     else:
         file, overrides = None, {}
-    workload = Workload(**msgspec.structs.asdict(plan.inputs.workload))
+    load: dict[str, Any] = msgspec.structs.asdict(plan.inputs.workload)
+    if load["layer_tokens"] is not None:
+        load["layer_tokens"] = tuple(load["layer_tokens"])
+    workload = Workload(**load)
     budgets = Budgets(**msgspec.structs.asdict(plan.inputs.budgets))
     chosen: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -154,7 +157,7 @@ def scenario_of(plan: Plan, hardware: HardwareProfile | None = None) -> Scenario
         hardware_file=file,
         overrides=overrides,
     )
-    return one_rank(asked)
+    return planned_with(asked)
 
 
 def _objective(plan: Plan) -> Objective:

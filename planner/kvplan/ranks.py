@@ -16,10 +16,12 @@ from kvplan.disk import Disk
 from kvplan.errors import InputError
 from kvplan.hardware import HardwareProfile
 from kvplan.hardware_parts import Host
+from kvplan.kv_size import heads_per_rank
+from kvplan.layer_budget import budgeted_model
 from kvplan.link import Link, Links
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.scenario import Scenario
-from kvplan.workload import Budgets
+from kvplan.workload import Budgets, Workload
 
 
 def shared_out(count: int, ranks: int) -> int:
@@ -43,15 +45,15 @@ def rank_kv_heads(layer: LayerSpec, ranks: int) -> int:
     [8, 4, 1, 1]
     """
     heads = layer.kv_heads
-    if heads % ranks and ranks % heads:
+    if heads and heads % ranks and ranks % heads:
         raise InputError("tp", ranks, f"a divisor or a multiple of {heads} KV heads")
-    return max(heads // ranks, 1)
+    return heads_per_rank(heads, ranks) if heads else 0
 
 
 def rank_layer(layer: LayerSpec, ranks: int) -> LayerSpec:
     """What one rank holds of a layer: its heads, its columns of the MLP, its share of weights.
 
-    Norms are on every rank and counted as shared out; they are a few thousand weights.
+    Latents and indices are on every rank, states and sources are shared out by heads. Norms are on every rank and counted as shared out; they are a few thousand weights.
 
     Raises:
         InputError: query heads or KV heads that ranks cannot share out evenly.
@@ -59,14 +61,26 @@ def rank_layer(layer: LayerSpec, ranks: int) -> LayerSpec:
     if layer.query_heads % ranks:
         raise InputError("tp", ranks, f"a divisor of {layer.query_heads} query heads")
     kv_heads = rank_kv_heads(layer, ranks)
-    width = layer.head_dim_k + layer.head_dim_v
+    width = 0 if layer.latent else layer.head_dim_k + layer.head_dim_v
     kv_params = layer.hidden * layer.kv_heads * width
+    state, experts = layer.state, layer.experts
+    if state is not None:
+        own = heads_per_rank(state.heads, ranks)
+        state = msgspec.structs.replace(
+            state, conv=state.conv * own // state.heads,
+            recurrent=state.recurrent * own // state.heads, heads=own,
+        )  # fmt: skip
+    if experts is not None:
+        experts = msgspec.structs.replace(experts, params=shared_out(experts.params, ranks))
     rest = shared_out(max(layer.attention_params - kv_params, 0), ranks)
     return msgspec.structs.replace(
         layer,
         query_heads=layer.query_heads // ranks,
         kv_heads=kv_heads,
         intermediate=shared_out(layer.intermediate, ranks),
+        cross=shared_out(layer.cross, ranks) if layer.cross else 0,
+        state=state,
+        experts=experts,
         attention_params=rest + layer.hidden * kv_heads * width,
         mlp_params=shared_out(layer.mlp_params, ranks),
     )
@@ -166,19 +180,33 @@ def rank_budgets(budgets: Budgets, ranks: int) -> Budgets:
     return replace(budgets, **parts)
 
 
-def one_rank(scenario: Scenario) -> Scenario:
-    """The scenario of one rank, where the workload asks for several.
+def planned_with(scenario: Scenario) -> Scenario:
+    """What planning goes on with: layers within their budgets, one rank of several.
 
     Raises:
-        InputError: heads that ranks cannot share out evenly.
+        InputError: heads that ranks cannot share out evenly, or budgets for other layers.
     """
-    ranks = scenario.workload.tp
-    if ranks == 1 or scenario.whole is not None:
+    load = scenario.workload
+    if scenario.whole is not None or (load.tp == 1 and load.layer_tokens is None):
         return scenario
+    model, hardware, budgets = scenario.model, scenario.hardware, scenario.budgets
+    if load.layer_tokens is not None:
+        model = budgeted_model(model, [tokens + load.gen for tokens in load.layer_tokens])
+    if load.tp > 1:
+        model = rank_model(model, load.tp)
+        hardware = rank_hardware(hardware, load.tp, budgets.uplink_bytes_per_s)
+        budgets = rank_budgets(budgets, load.tp)
     return dataclasses.replace(
-        scenario,
-        model=rank_model(scenario.model, ranks),
-        hardware=rank_hardware(scenario.hardware, ranks, scenario.budgets.uplink_bytes_per_s),
-        budgets=rank_budgets(scenario.budgets, ranks),
-        whole=scenario,
+        scenario, model=model, hardware=hardware, budgets=budgets, whole=scenario
     )
+
+
+def with_workload(scenario: Scenario, workload: Workload) -> Scenario:
+    """The scenario with another workload; budgets of layers move with its generated tokens."""
+    if scenario.whole is None:
+        return dataclasses.replace(scenario, workload=workload)
+    whole = dataclasses.replace(scenario.whole, workload=workload)
+    if workload.gen == scenario.workload.gen:
+        return dataclasses.replace(scenario, workload=workload, whole=whole)
+    options = {"options": scenario.options, "objective": scenario.objective}
+    return planned_with(dataclasses.replace(whole, **options))  # type: ignore[arg-type]

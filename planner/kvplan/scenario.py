@@ -90,7 +90,8 @@ class Scenario:
         options: what the search may choose from.
         hardware_file: where the profile came from, if not from the library.
         overrides: figures of the profile changed by hand, as `hardware.override` takes them.
-        whole: where this is one rank of several, the scenario of all of them.
+        whole: where this is one rank of several, or its layers keep less than they could, the
+            scenario that was asked.
         objective: what to be best at; a search for throughput chooses the workload's batch.
     """
 

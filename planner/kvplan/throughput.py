@@ -17,6 +17,7 @@ from kvplan.candidates import NEAR, streaming, unit_graph
 from kvplan.errors import InfeasibleError
 from kvplan.infeasible import explain_infeasible, least_shortfall
 from kvplan.peak import least_near, peak
+from kvplan.ranks import with_workload
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
@@ -103,8 +104,8 @@ def batching_of(scenario: Scenario) -> Batching:
 
 def with_batching(scenario: Scenario, batching: Batching) -> Scenario:
     """The scenario with another batch, micro-batches and order."""
-    workload = dataclasses.replace(scenario.workload, **dataclasses.asdict(batching))
-    return dataclasses.replace(scenario, workload=workload)
+    changed = dataclasses.replace(scenario.workload, **dataclasses.asdict(batching))
+    return with_workload(scenario, changed)
 
 
 @dataclass(slots=True)

@@ -29,6 +29,8 @@ class Workload:
         kv_dtype: format of the cache where no path says otherwise.
         block: tokens per block, the smallest run of tokens that gets one decision.
         micro_batches: equal parts the batch is decoded in.
+        layer_tokens: most tokens of the context that each layer keeps, for every layer; None keeps
+            all. Generated tokens come on top.
         tp: GPUs that share every layer (tensor parallelism).
         schedule: with several micro-batches, ``column`` takes all of them through one layer
             before the next (weights are loaded once per layer), ``row`` takes one through all.
@@ -45,6 +47,7 @@ class Workload:
     schedule: str = "column"
     source_tokens: int | None = None
     tp: int = 1
+    layer_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -54,6 +57,8 @@ class Workload:
         _whole("block", self.block, 1, 1 << 20)
         _whole("micro_batches", self.micro_batches, 1, self.batch)
         _whole("tp", self.tp, 1, MAX_RANKS)
+        for tokens in self.layer_tokens or ():
+            _whole("layer_tokens", tokens, 1, MAX_CONTEXT)
         if self.batch % self.micro_batches:
             accepted = f"a divisor of batch {self.batch}"
             raise InputError("micro_batches", self.micro_batches, accepted)

@@ -59,6 +59,8 @@ def _question(plan: Plan) -> list[tuple[str, str]]:
 
 def _decision(plan: Plan) -> list[tuple[str, str]]:
     groups = wording.layer_groups(plan.decision.layers, plan.inputs.workload.block)
+    if len(groups) > wording.LISTED_GROUPS:
+        groups = [[layer for layer in plan.decision.layers if layer.tokens]]
     rows = [
         ("decision", f"{wording.layer_names(members)}: {wording.group_mix(members)}")
         for members in groups

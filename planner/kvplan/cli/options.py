@@ -107,6 +107,10 @@ class Request:
     flexgen: Annotated[str | None, _option(
         _SEARCH, "--flexgen", metavar="PERCENTAGES", help="FlexGen's six --percent numbers for "
         "its baseline, such as 20,80,0,100,0,100. [default: its own search]")] = None
+    layer_budget: Annotated[str | None, _option(
+        _SEARCH, "--layer-budget", metavar="FILE|RULE", help="Tokens each layer keeps after "
+        "eviction (not exact): a JSON file, pyramid:2048, pyramid:0.12, or scalekv:0.1:0,23 with "
+        "its drafters.")] = None
     objective: Annotated[str, _option(
         _SEARCH, "--objective", metavar="latency|throughput",
         help="The shortest step of this batch, or most tokens/s over batches.")] = "latency"
@@ -179,6 +183,7 @@ _SPELLED = {
     "host_attention_bytes_per_s": "host_attention",
     "max_step_s": "max_step_latency",
     "batches": "batch",
+    "layer_tokens": "layer_budget",
     "uplink_bytes_per_s": "uplink",
     "output": "o",
     "block_size": "block_size",

@@ -39,6 +39,9 @@ DEFAULT_BATCH = "32"
 DEFAULT_CONTEXT = 4096
 """Tokens, where the model has as many positions and ``--context`` is not given."""
 
+LARGEST_BUDGET_FILE = 1 << 22
+"""Bytes read of a file of layer budgets."""
+
 MOST_STAGES, DEEPEST_QUEUE = 64, 16
 """Most that a search is asked to try."""
 
@@ -64,9 +67,9 @@ def scenario_of(request: Request) -> tuple[Scenario, list[str]]:
         options=_choices(request), overrides=overrides, objective=objective,
         hardware_file=request.gpu if is_profile_path(request.gpu) else None,
     )  # fmt: skip
-    from kvplan.ranks import one_rank
+    from kvplan.ranks import planned_with
 
-    return one_rank(scenario), _warnings(request, scenario)
+    return planned_with(scenario), _warnings(request, scenario)
 
 
 def is_profile_path(gpu: str) -> bool:
@@ -173,10 +176,30 @@ def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workl
         kv_dtype=request.kv_dtype,
         block=parse_tokens(request.block, "--block"),
         tp=whole_number(request.tp, "--tp", MAX_RANKS),
+        layer_tokens=_layer_tokens(request, model, context),
         **_batching(request, objective),
         source_tokens=None if request.source_tokens is None
         else parse_tokens(request.source_tokens, "--source-tokens"),
     )  # fmt: skip
+
+
+def _layer_tokens(request: Request, model: ModelSpec, context: int) -> tuple[int, ...] | None:
+    """Tokens each layer keeps, from a rule or a file."""
+    from kvplan.layer_budget import from_document, parse_budget
+
+    text, option = request.layer_budget, "--layer-budget"
+    if text is None:
+        return None
+    layers = len(model.layers)
+    if not (text.endswith(".json") or os.sep in text):
+        return tuple(parse_budget(text, layers, context, option))
+    try:
+        with open(text, "rb") as stream:
+            raw = stream.read(LARGEST_BUDGET_FILE)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(option, text, f"a file that can be read ({reason})") from None
+    return tuple(from_document(raw, layers, context, option))
 
 
 def _budgets(request: Request, hardware: HardwareProfile) -> Budgets:

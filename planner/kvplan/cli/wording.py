@@ -25,6 +25,9 @@ _OVERRIDES = {
     "host_attention_bytes_per_s": "host attention",
 }  # fmt: skip
 
+LISTED_GROUPS = 12
+"""Groups of layers that decide alike, written out; beyond, all are described together."""
+
 LISTED_RUNS = 6
 """Runs of layers written out; beyond, only their number is."""
 
@@ -146,8 +149,18 @@ def workload(plan: Plan) -> str:
         f"{model.name}, {layers} layers, batch {load.batch}"
         f"{parts if load.micro_batches > 1 else ''}, context {load.context}{gen}, "
         f"{f'tensor parallel over {load.tp} GPUs (figures of each), ' if load.tp > 1 else ''}"
-        f"{load.kv_dtype} cache"
+        f"{load.kv_dtype} cache{_kept(plan)}"
     )
+
+
+def _kept(plan: Plan) -> str:
+    """How much of the context layers keep, where they have budgets."""
+    load = plan.inputs.workload
+    if load.layer_tokens is None:
+        return ""
+    kept = sum(min(tokens, load.context) for tokens in load.layer_tokens)
+    share = kept / (load.context * len(load.layer_tokens))
+    return f", layers keep {percent(share)} of the context (not exact)"
 
 
 def machine(plan: Plan) -> str:
@@ -220,7 +233,7 @@ def group_mix(members: Sequence[LayerDecision]) -> str:
     """Paths of a group of layers, in shares and tokens."""
     names = dict.fromkeys(path for layer in members for path in layer.tokens)
     parts = []
-    total = sum(members[0].tokens.values())
+    total = sum(sum(layer.tokens.values()) for layer in members) / len(members)
     ranked = sorted(names, key=lambda n: -sum(layer.tokens.get(n, 0) for layer in members))
     for name in ranked:
         counts = [layer.tokens.get(name, 0) for layer in members]

@@ -9,6 +9,7 @@ from kvplan import cost
 from kvplan.allocation import Allocation
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError, InputError
+from kvplan.layer_budget import budgeted_model
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.paths import REGISTRY as PATHS
 from kvplan.plan import Plan
@@ -145,6 +146,8 @@ def demand_of(plan: Plan) -> CacheDemand:
     """
     model, workload = model_of(plan), plan.inputs.workload
     allocation = allocation_of(plan)
+    if workload.layer_tokens is not None:
+        model = budgeted_model(model, [kept + workload.gen for kept in workload.layer_tokens])
     _covered(allocation, model, workload.context + workload.gen)
     element = element_bytes(workload.kv_dtype)
     places = dict.fromkeys(PLACES, 0.0)
