@@ -86,7 +86,7 @@ def profile(
 ) -> HardwareProfile:
     """A machine of these parts."""
     links = Links(h2d=h2d, d2h=d2h)
-    parts: Any = SimpleNamespace(gpu=gpu, links=links, host=host, disk=disk)
+    parts: Any = SimpleNamespace(gpu=gpu, links=links, host=host, disk=disk, peer=None, tier=None)
     mark = Provenance(kind="measured", source="test")
     return HardwareProfile(
         name="test", title="test machine", aliases=(), kind="measured", gpu=gpu, links=links,

@@ -183,11 +183,13 @@ def test_options_reach_the_plan() -> None:
     inputs = json.loads(result.out)["inputs"]
     assert inputs["workload"] == {
         "batch": 64, "context": 1024, "gen": 24, "kv_dtype": "bf16", "block": 32,
-        "micro_batches": 2, "schedule": "row", "source_tokens": None,
+        "micro_batches": 2, "schedule": "row", "source_tokens": None, "tp": 1,
+        "layer_tokens": None,
     }  # fmt: skip
     assert inputs["budgets"] == {
         "hbm_bytes": 3 * 2**30, "utilisation": 0.8, "reserve_bytes": 2**26,
         "dram_bytes": 100 * 2**30, "pinned_bytes": 90 * 2**30, "disk_bytes": 10**9,
+        "uplink_bytes_per_s": None,
     }  # fmt: skip
     expected = {
         "paths": ["resident", "fetch", "recompute"], "allow": {"int8": 0.5}, "axes": ["token"],

@@ -62,7 +62,7 @@ def test_scalekvs_own_budgets_are_reproduced(
 def test_scalekvs_memory_figures(
     width: int, layers: int, whole: float, shares: dict[int, int]
 ) -> None:
-    """MiB at batch 8, doubled by guidance, K in fp32, V in bf16: the paper's table, rounded down."""
+    """MiB at batch 8, doubled by guidance, K in fp32, V in bf16: the paper's, rounded down."""
 
     def mib(tokens: float) -> float:
         return 8 * 2 * tokens * layers * width * (4 + 2) / 2**20
