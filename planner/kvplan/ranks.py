@@ -53,7 +53,8 @@ def rank_kv_heads(layer: LayerSpec, ranks: int) -> int:
 def rank_layer(layer: LayerSpec, ranks: int) -> LayerSpec:
     """What one rank holds of a layer: its heads, its columns of the MLP, its share of weights.
 
-    Latents and indices are on every rank, states and sources are shared out by heads. Norms are on every rank and counted as shared out; they are a few thousand weights.
+    Latents and indices are on every rank, states and sources are shared out by heads. Norms are on
+    every rank and counted as shared out; they are a few thousand weights.
 
     Raises:
         InputError: query heads or KV heads that ranks cannot share out evenly.
