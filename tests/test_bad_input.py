@@ -149,6 +149,59 @@ def test_an_option(command: str, option: str, value: str, says: str) -> None:
     refused(run(*argv), 2, says, given=value)
 
 
+RESTORE = ("restore", "--model", "opt-125m", "--gpu", "t4", "--prefix", "1k")
+
+RESTORES: list[tuple[str, str, str]] = [
+    ("--prefix", "0", "--prefix: 0"),
+    ("--prefix", "some", "--prefix: 'some'"),
+    ("--suffix", "0", "--suffix: 0"),
+    ("--concurrency", "0", "--concurrency: '0'"),
+    ("--batch", "1e9", "--concurrency: '1e9'"),
+    ("--prefixes", "none", "--prefixes: 'none'"),
+    ("--from", "tape", "--from: 'tape'"),
+    ("--ways", "fly", "--ways: 'fly'"),
+    ("--ways", "", "--ways: ''"),
+    ("--kv-dtype", "int3", "--kv-dtype: 'int3'"),
+    ("--stored-as", "fp16", "--stored-as: 'fp16'"),
+    ("--block", "0", "--block: 0"),
+    ("--chunk", "0", "--chunk: 0"),
+    ("--granularity", "page", "--granularity: 'page'"),
+    ("--mode", "fast", "--mode: 'fast'"),
+    ("--gpu-busy", "1", "--gpu-busy: '1'"),
+    ("--gpu-busy", "nan", "--gpu-busy: 'nan'"),
+    ("--link-busy", "-0.5", "--link-busy: '-0.5'"),
+    ("--tp", "5", "ranks that divide 12 query and 12 KV heads"),
+    ("--tp", "many", "--tp: 'many'"),
+    ("--h2d", "500GB/s", "--h2d"),
+    ("--disk-bandwidth", "0GB/s", "--disk-bandwidth"),
+    ("--pageable-bandwidth", "900GB/s", "--pageable-bandwidth"),
+    ("--attention-flops", "fast", "--attention-flops: 'fast'"),
+    ("--prefill-rate", "0", "--prefill-rate: '0'"),
+    ("--prefill-rate", "9GB/s", "--prefill-rate: '9GB/s'"),
+    ("--utilisation", "2", "--utilisation: '2'"),
+    ("-o", "/nonexistent/folder/plan.json", "-o: "),
+    ("--trace", "/nonexistent/folder/trace.json", "--trace: "),
+    ("--trace", "-", "--trace: '-'"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "says"), RESTORES)
+def test_an_option_of_restore(option: str, value: str, says: str) -> None:
+    refused(run(*RESTORE, option, value), 2, says, given=value)
+
+
+def test_pageable_copies_need_a_figure() -> None:
+    refused(run(*RESTORE, "--pageable"), 2, "--pageable-bandwidth")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [(("--hbm", "100MiB"), "hbm: "), (("--dram", "1MiB"), "dram: "), (("--prefix", "8M"), "hbm: ")],
+)
+def test_a_prefix_that_does_not_fit(more: tuple[str, ...], says: str) -> None:
+    refused(run(*RESTORE, *more), 3, f"no feasible plan: {says}")
+
+
 USAGE: list[tuple[tuple[str, ...], str]] = [
     ((*ASKED, "--gen", "64", "--segments", "0"), "--segments: '0'"),
     ((*ASKED, "--gen", "64", "--segments", "65"), "from 1 to 64"),
@@ -165,6 +218,8 @@ USAGE: list[tuple[tuple[str, ...], str]] = [
     ),
     (("solv",), "solv"),
     (("solve",), "--model"),
+    (("restore", "--model", "opt-125m", "--gpu", "t4"), "--prefix"),
+    (("schema", "house"), "plan or restore"),
     (("solve", "--model", "opt-125m"), "--gpu"),
     ((*ASKED, "--batches", "3"), "--batch"),
     ((*ASKED, "--batch"), "--batch"),

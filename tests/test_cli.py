@@ -23,7 +23,7 @@ TOO_SMALL = ("--paths", "fetch", "--dram", "1GiB")
 FITTING = ("--model", "opt-125m", "--gpu", "a100", "--batch", "8")
 GROUPED = ("--model", "llama-3.2-1b", "--gpu", "l4", "--context", "16k", "--stages", "4")
 COMMANDS = (
-    "solve", "compare", "simulate", "fit", "host", "transfer", "models", "gpus", "export", "schema",
+    "solve", "compare", "restore", "simulate", "fit", "host", "transfer", "models", "gpus", "export", "schema",
 )  # fmt: skip
 
 
@@ -379,6 +379,7 @@ def test_a_profile_by_path_is_kept_by_path(tmp_path: Path) -> None:
 def test_schema_is_json() -> None:
     assert json.loads(run("schema").out)["title"].startswith("kvplan plan ")
     assert run("schema", "--json").out == run("schema").out
+    assert json.loads(run("schema", "restore").out)["title"].startswith("kvplan restore ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -62,6 +62,14 @@ class Curve:
             tuple(Piece(p.fixed_s + fixed_s, p.s_per_unit + s_per_unit) for p in self.pieces)
         )
 
+    def times(self, factor: float) -> Curve:
+        """Every time multiplied: ``times(k).seconds(v) == k * seconds(v)``.
+
+        >>> affine(1.0, 2.0).times(3.0).seconds(1.0)
+        9.0
+        """
+        return Curve(tuple(Piece(p.fixed_s * factor, p.s_per_unit * factor) for p in self.pieces))
+
     def rate(self) -> float:
         """Units per second that very large operations approach.
 
@@ -91,6 +99,26 @@ def latest(*curves: Curve) -> Curve:
     1.0
     """
     return Curve(pruned(p for c in curves for p in c.pieces))
+
+
+def total(*curves: Curve) -> Curve:
+    """The sum of several curves over the same volume (work done one after the other).
+
+    >>> both = total(latest(affine(1.0, 0.0), affine(0.0, 1.0)), affine(0.0, 2.0))
+    >>> [both.seconds(v) for v in (0.0, 1.0, 2.0)]
+    [1.0, 3.0, 6.0]
+    """
+    parts = [pruned(curve.pieces) for curve in curves]
+    edges = {0.0}
+    for pieces in parts:
+        edges |= {max(_crossing(low, high), 0.0) for low, high in pairwise(pieces)}
+    starts = sorted(edges)
+    found = []
+    for left, right in pairwise([*starts, 2 * starts[-1] + 1]):
+        inside = (left + right) / 2
+        active = [max(p, key=lambda q: q.fixed_s + q.s_per_unit * inside) for p in parts]
+        found.append(Piece(sum(p.fixed_s for p in active), sum(p.s_per_unit for p in active)))
+    return Curve(pruned(found))
 
 
 def pruned(pieces: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvplan.curve import Curve
+from kvplan.curve import ZERO, Curve
 from kvplan.paths import Path
 from kvplan.schedule import Schedule
 
@@ -28,6 +28,8 @@ class Variable:
         path: name of the path, or ``stream_weights``.
         ceiling: most it can be: tokens per sequence, or 1 for the share of streamed weights.
         stored: bytes per unit in each tier, over the whole batch.
+        exact: whether attention sees the bits that were computed.
+        also: further layers whose tokens it counts for.
     """
 
     layer: int
@@ -36,6 +38,7 @@ class Variable:
     ceiling: float
     stored: dict[str, float]
     exact: bool = True
+    also: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Operation:
         bytes_per_unit: bytes it moves per unit of its variables, for link rates.
         kernels: kernels to launch for it in eager mode.
         ceiling: most the sum of its variables can be.
+        present: whether every plan of this graph has it, so that bounds charge its fixed part.
     """
 
     operation: str
@@ -65,6 +69,7 @@ class Operation:
     bytes_per_unit: float = 0.0
     kernels: float = 0
     ceiling: float = 0.0
+    present: bool = False
 
     def seconds(self, values: Sequence[float]) -> float:
         """Duration for given values of all variables of the graph."""
@@ -143,3 +148,48 @@ class StepGraph:
                 moved = operation.bytes_per_unit * volume * self.cycles
                 total[operation.resource] = total.get(operation.resource, 0.0) + moved
         return total
+
+
+class GraphBuilder:
+    """Appends operations to a graph; each resource serves its own in the order of appending."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        """Start with a graph that has no operations."""
+        self.graph = graph
+        self.last: dict[str, int] = {}
+        self.first: dict[str, int] = {}
+
+    def add(self, operation: Operation, after: Sequence[int | tuple[int, int]] = ()) -> int:
+        """Append an operation behind the last one on its resource.
+
+        Args:
+            operation: the operation; its edges and its ceiling are set here.
+            after: operations it waits for, or (operation, lag).
+
+        Returns:
+            Its index.
+        """
+        operations = self.graph.operations
+        edges = [(a, 0) if isinstance(a, int) else a for a in after]
+        index = len(operations)
+        if operation.resource is not None:
+            if operation.resource in self.last:
+                edges.append((self.last[operation.resource], 0))
+            self.first.setdefault(operation.resource, index)
+            self.last[operation.resource] = index
+        if operation.variables and not operation.ceiling:
+            ceilings = (self.graph.variables[v].ceiling for v in operation.variables)
+            operation.ceiling = max(ceilings)
+        operation.after = edges
+        operations.append(operation)
+        return index
+
+    def barrier(self) -> None:
+        """What comes next starts when everything has ended: the period is then the makespan."""
+        operations = self.graph.operations
+        awaited = {before for operation in operations for before, _ in operation.after}
+        sinks = [i for i in range(len(operations)) if i not in awaited]
+        sources = [operation for operation in operations if not operation.after]
+        end = self.add(Operation("end_step", None, ZERO), sinks)
+        for operation in sources:
+            operation.after.append((end, 1))

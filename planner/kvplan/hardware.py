@@ -211,6 +211,8 @@ OVERRIDES = (
     "dram_bytes",
     "hbm_bytes_per_s",
     "host_attention_bytes_per_s",
+    "disk_bytes_per_s",
+    "pageable_bytes_per_s",
 )
 """What `override` can change."""
 
@@ -226,6 +228,8 @@ def override(
     dram_bytes: int | None = None,
     hbm_bytes_per_s: float | None = None,
     host_attention_bytes_per_s: float | None = None,
+    disk_bytes_per_s: float | None = None,
+    pageable_bytes_per_s: float | None = None,
 ) -> HardwareProfile:
     """A copy with some numbers set by the user; None leaves a number as it is.
 
@@ -239,6 +243,8 @@ def override(
         dram_bytes: host memory; 0 is allowed.
         hbm_bytes_per_s: usable rate of GPU memory; attention and dequantise move with it.
         host_attention_bytes_per_s: rate of attention on the CPU, fp16 and bf16.
+        disk_bytes_per_s: rate of large disk reads; the fixed cost per read stays.
+        pageable_bytes_per_s: rate of copies to the GPU from memory that is not pinned.
 
     Returns:
         The changed copy; changed numbers are ``assumed``, from the ``command line``.
@@ -255,6 +261,8 @@ def override(
         dram_bytes,
         hbm_bytes_per_s,
         host_attention_bytes_per_s,
+        disk_bytes_per_s,
+        pageable_bytes_per_s,
     )
     for (name, change), value in zip(CHANGES.items(), given, strict=True):
         if value is not None:

@@ -121,6 +121,26 @@ def _with_host_attention(profile: HardwareProfile, rate: float) -> Change:
     return {"host": host}, [f"host.{name}.{dtype}" for name in names for dtype in rates]
 
 
+def _with_disk(profile: HardwareProfile, rate: float) -> Change:
+    positive("disk_bytes_per_s", rate)
+    if profile.disk is None:
+        accepted = f"a machine with a disk: {profile.name} has no figures for one"
+        raise InputError("disk_bytes_per_s", rate, accepted)
+    disk = profile.disk
+    read = disk.read.scaled(disk.read.rate() / rate)
+    return {"disk": replace(disk, read=read, queues=())}, ["disk.read"]
+
+
+def _with_pageable(profile: HardwareProfile, rate: float) -> Change:
+    positive("pageable_bytes_per_s", rate)
+    links = profile.linked()
+    try:
+        link = replace(links.h2d, pageable_bytes_per_s=rate)
+    except InputError as error:
+        raise InputError("pageable_bytes_per_s", error.value, error.accepted) from None
+    return {"links": replace(links, h2d=link)}, ["h2d.pageable_bandwidth"]
+
+
 CHANGES: dict[str, Callable[[HardwareProfile, Any], Change]] = {
     "link_generation": _with_generation,
     "link_lanes": _with_lanes,
@@ -130,5 +150,7 @@ CHANGES: dict[str, Callable[[HardwareProfile, Any], Change]] = {
     "dram_bytes": _with_dram,
     "hbm_bytes_per_s": _with_hbm_rate,
     "host_attention_bytes_per_s": _with_host_attention,
+    "disk_bytes_per_s": _with_disk,
+    "pageable_bytes_per_s": _with_pageable,
 }
 """What `override` can change, in the order it does."""

@@ -7,6 +7,7 @@ account and the pictures take paths from the registry here; adding one is adding
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -160,6 +161,29 @@ FETCH_DISK = Path(
         _copy("copy_kv", hardware, _kv(layer, dtype)),
     ),
 )
+
+
+def from_disk(path: Path) -> Path:
+    """The same path, its stored bytes on disk: read into host buffers before they cross the link.
+
+    >>> from_disk(FETCH).name, from_disk(RECOMPUTE).name
+    ('fetch_disk', 'recompute_disk')
+    """
+
+    def legs(
+        hardware: HardwareProfile, layer: LayerSpec, dtype: str, weights: str
+    ) -> tuple[Leg, ...]:
+        rest = path.legs(hardware, layer, dtype, weights)
+        size = sum(leg.per_token for leg in rest if leg.resource == "h2d")
+        return (Leg("read_disk", "disk", size, cost.read_disk(hardware), 0), *rest)
+
+    return dataclasses.replace(
+        path,
+        name=f"{path.name}_disk",
+        summary=f"{path.summary}, from disk",
+        stored=lambda layer, dtype: {"disk": path.stored(layer, dtype).get("dram", 0.0)},
+        legs=legs,
+    )
 
 
 def fetch_quantised(precision: str) -> Path:

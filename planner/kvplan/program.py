@@ -144,7 +144,7 @@ def define_duration(
         if not operation.variables:
             durations.append(({}, operation.curve.seconds(0.0)))
             continue
-        if relaxed:
+        if relaxed and not operation.present:
             pieces = [in_proportion(piece, operation.ceiling) for piece in pieces]
         here = present.get(operation.variables[0]) if present else None
         if len(operation.variables) > 1 or operation.operation == "attend":
@@ -204,7 +204,7 @@ def define_tokens(program: Program) -> None:
         terms = {
             i: 1.0
             for i, v in enumerate(program.graph.variables)
-            if v.layer == layer and v.path != "stream_weights"
+            if (v.layer == layer or layer in v.also) and v.path != "stream_weights"
         }
         program.rows.append(Row(f"tokens[{layer}]", terms, float(tokens), equal=True))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from kvplan import cost
 from kvplan.curve import ZERO, Curve, affine
 from kvplan.dtypes import element_bytes
-from kvplan.graph import Buffer, Operation, StepGraph, Structure, Variable
+from kvplan.graph import Buffer, GraphBuilder, Operation, StepGraph, Structure, Variable
 from kvplan.hardware import HardwareProfile
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.paths import Leg, Path
@@ -52,7 +52,7 @@ class _Ring:
         return found
 
 
-class _Builder:
+class _Builder(GraphBuilder):
     """Adds the operations of a step in order; one method per row of the design's table."""
 
     def __init__(
@@ -70,9 +70,8 @@ class _Builder:
         self.schedule, self.structure, self.layers = schedule, structure, layers
         self.repeat = repeat
         self.weights_dtype = model.weight_dtype
-        self.graph = StepGraph([], [], [], {}, {}, schedule, cycles, edge_s=cost.edge_s(hardware))
-        self.last: dict[str, int] = {}
-        self.first: dict[str, int] = {}
+        edges = cost.edge_s(hardware)
+        super().__init__(StepGraph([], [], [], {}, {}, schedule, cycles, edge_s=edges))
         self.finished: dict[int, int] = {}
         self.projects: dict[int, int] = {}
         self.indices: dict[tuple[int, int | None, str], int] = {}
@@ -92,22 +91,9 @@ class _Builder:
 
     def add(self, operation: Operation, after: Sequence[int | tuple[int, int]] = ()) -> int:
         """Append an operation behind the last one on its resource (and its launches)."""
-        operations = self.graph.operations
-        edges = [(a, 0) if isinstance(a, int) else a for a in after]
         if self.schedule.mode == "eager" and operation.kernels:
-            edges.append((self.add(self.launch(operation)), 0))
-        index = len(operations)
-        if operation.resource is not None:
-            if operation.resource in self.last:
-                edges.append((self.last[operation.resource], 0))
-            self.first.setdefault(operation.resource, index)
-            self.last[operation.resource] = index
-        if operation.variables and not operation.ceiling:
-            ceilings = (self.graph.variables[v].ceiling for v in operation.variables)
-            operation.ceiling = max(ceilings)
-        operation.after = edges
-        operations.append(operation)
-        return index
+            after = [*after, self.add(self.launch(operation))]
+        return super().add(operation, after)
 
     def launch(self, operation: Operation) -> Operation:
         """The launching thread's part of an operation, absent where the operation is."""
@@ -489,16 +475,6 @@ class _Builder:
             self.barrier()
         self.memory()
         return self.graph
-
-    def barrier(self) -> None:
-        """A step starts when everything of the last one has ended."""
-        operations = self.graph.operations
-        awaited = {before for operation in operations for before, _ in operation.after}
-        sinks = [i for i in range(len(operations)) if i not in awaited]
-        sources = [operation for operation in operations if not operation.after]
-        end = self.add(Operation("end_step", None, ZERO), sinks)
-        for operation in sources:
-            operation.after.append((end, 1))
 
     def memory(self) -> None:
         """Weights, workspace and buffers."""

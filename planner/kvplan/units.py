@@ -102,6 +102,20 @@ def parse_rate(text: str | float, field: str = "rate") -> float:
     return number * scale
 
 
+def parse_token_rate(text: str | float, field: str = "rate") -> float:
+    """Read tokens per second such as ``37239``, ``37k`` (37,000) or ``37239 tokens/s``.
+
+    >>> parse_token_rate("37239"), parse_token_rate("37k"), parse_token_rate("12.5 tok/s")
+    (37239.0, 37000.0, 12.5)
+    """
+    accepted = "a rate in tokens per second above 0 such as 37239, 37k or 37239tokens/s"
+    number, unit = _split(str(text), field, accepted)
+    match = re.fullmatch(r"(k?)(?:tok(?:en)?s?)?(?:/s(?:ec)?)?", unit, re.I)
+    if match is None or number <= 0:
+        raise InputError(field, text, accepted)
+    return number * (KB if match[1] else 1)
+
+
 def parse_flops(text: str | float, field: str = "flops") -> float:
     """Read FLOP per second such as ``312TFLOP/s``, ``312TFLOPS`` or ``312e12``.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvplan.scenario import Scenario
 
 
-def _facts(rows: Iterable[tuple[str, str]]) -> Table:
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
     """Labels and sentences in two columns; equal labels in a row are written once."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
@@ -48,7 +48,7 @@ def show_plan(console: Console, plan: Plan, written: str | None = None) -> None:
     console.print(Text(wording.strategy(plan), style="bold green"))
     _print_note(console, plan)
     console.print()
-    console.print(_facts([*_question(plan), *_decision(plan), *_prediction(plan)]))
+    console.print(facts([*_question(plan), *_decision(plan), *_prediction(plan)]))
     if written:
         console.print(Text(f"\nWritten to {written}"))
 
@@ -144,7 +144,7 @@ def show_ladder(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:
     cells = _cells(predicted.step_s, batch, last, predicted.moved_bytes, predicted.memory_bytes)
     cells = [*[str(batch)] * chosen_batch, *cells]
     table.add_row(Text(f"chosen: {_chosen(plan)}"), *cells, style="bold green")
-    console.print(_facts(_question(plan)))
+    console.print(facts(_question(plan)))
     console.print()
     console.print(table)
     console.print()
@@ -210,7 +210,7 @@ def show_replay(
             ("limit", wording.busy(step_s, simulation.busy_s, simulation.bottleneck))]  # fmt: skip
     rows += [("memory", line) for line in
              wording.memory(evaluation.memory_bytes, scenario.capacity)]  # fmt: skip
-    console.print(_facts(rows))
+    console.print(facts(rows))
 
 
 def show_rows(console: Console, rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> None:
@@ -286,4 +286,4 @@ def show_analysis(console: Console, profile: Profile, found: Analysis) -> None:
         rows.append(("change", f"{number}. {advice.what}{most}"))
     if not found.advice:
         rows.append(("change", "nothing that this trace shows would save 2 % or more"))
-    console.print(_facts(rows))
+    console.print(facts(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -134,39 +134,6 @@ class Request:
 # fmt: on
 
 
-def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Request`: it gets them as its first argument.
-
-    Errors name options as they are typed.
-    """
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    hints = get_type_hints(Request, include_extras=True)
-    asked = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=hints[field.name],
-            default=inspect.Parameter.empty
-            if field.default is dataclasses.MISSING
-            else field.default,
-        )
-        for field in dataclasses.fields(Request)
-    ]
-    parameters = asked + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-
-    def asking(**given: Any) -> None:
-        request = Request(**{p.name: given.pop(p.name) for p in asked})
-        try:
-            command(request, **given)
-        except InputError as error:
-            raise as_typed(error) from error
-
-    asking.__doc__ = command.__doc__
-    asking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    asking.__annotations__ = {p.name: p.annotation for p in parameters}
-    return asking
-
-
 _SPELLED = {
     "axes": "axis",
     "queue_depths": "queue_depth",
@@ -203,6 +170,56 @@ _SPELLED = {
 """Field of a specification to the option that sets it."""
 
 
+Command = Callable[..., None]
+
+
+def asks(command: Command) -> Command:
+    """Give a command the options of `Request`: it gets them as its first argument."""
+    return asks_for(Request, _SPELLED)(command)
+
+
+def asks_for(kind: type[Any], spelled: Mapping[str, str]) -> Callable[[Command], Command]:
+    """Give a command the options of a class of requests: it gets one as its first argument.
+
+    Errors name options as they are typed.
+
+    Args:
+        kind: a dataclass whose fields are annotated with options.
+        spelled: field of a specification to the option that sets it, beside the class's own.
+    """
+    options = {field.name: field.name for field in dataclasses.fields(kind)} | dict(spelled)
+
+    def asking_for(command: Command) -> Command:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        hints = get_type_hints(kind, include_extras=True)
+        asked = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=hints[field.name],
+                default=inspect.Parameter.empty
+                if field.default is dataclasses.MISSING
+                else field.default,
+            )
+            for field in dataclasses.fields(kind)
+        ]
+        parameters = asked + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+
+        def asking(**given: Any) -> None:
+            request = kind(**{p.name: given.pop(p.name) for p in asked})
+            try:
+                command(request, **given)
+            except InputError as error:
+                raise as_typed(error, options) from error
+
+        asking.__doc__ = command.__doc__
+        asking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        asking.__annotations__ = {p.name: p.annotation for p in parameters}
+        return asking
+
+    return asking_for
+
+
 @contextlib.contextmanager
 def as_option() -> Iterator[None]:
     """Errors about a field become errors about the option that sets it."""
@@ -212,15 +229,15 @@ def as_option() -> Iterator[None]:
         raise as_typed(error) from error
 
 
-def as_typed(error: InputError) -> InputError:
+def as_typed(error: InputError, spelled: Mapping[str, str] = _SPELLED) -> InputError:
     """The same error, its field spelled as the option that sets it.
 
     >>> as_typed(InputError("kv_dtype", "fp7", "fp16")).field
     '--kv-dtype'
     """
     word, _, rest = error.field.partition(" ")
-    if word not in _SPELLED:
+    if word not in spelled:
         return error
-    option = _SPELLED[word].replace("_", "-")
+    option = spelled[word].replace("_", "-")
     dashes = "-" if len(option) == 1 else "--"
     return InputError(f"{dashes}{option} {rest}".strip(), error.value, error.accepted)

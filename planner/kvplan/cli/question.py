@@ -58,8 +58,8 @@ def scenario_of(request: Request) -> tuple[Scenario, list[str]]:
     from kvplan.scenario import Scenario
 
     objective = _objective(request)
-    model = load_model(_text("--model", request.model))
-    hardware = load_hardware(_text("--gpu", request.gpu))
+    model = load_model(text_of("--model", request.model))
+    hardware = load_hardware(text_of("--gpu", request.gpu))
     overrides = _overrides(request)
     scenario = Scenario(
         model=model, hardware=override(hardware, **overrides) if overrides else hardware,  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def is_profile_path(gpu: str) -> bool:
     return gpu.endswith(".toml") or os.sep in gpu
 
 
-def _text(field: str, text: str) -> str:
+def text_of(field: str, text: str) -> str:
     """A text that can be written to a plan: bytes that are not UTF-8 are refused."""
     try:
         text.encode()

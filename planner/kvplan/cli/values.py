@@ -64,6 +64,21 @@ def share(text: str, field: str) -> float:
     return value
 
 
+def share_below_one(text: str, field: str) -> float:
+    """A share from 0 to below 1.
+
+    >>> share_below_one("0.5", "--gpu-busy")
+    0.5
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise InputError(field, text, "a share from 0 to below 1, such as 0.5")
+    return value
+
+
 def words(text: str, field: str) -> tuple[str, ...]:
     """Words between commas, each once.
 

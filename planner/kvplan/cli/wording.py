@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvplan.plan import GenerationPlan, LayerDecision, Plan
+from kvplan.plan import GenerationPlan, HardwareInput, LayerDecision, Plan
 from kvplan.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ _SLOT = ("link_generation", "link_lanes")
 
 _OVERRIDES = {
     "h2d_bytes_per_s": "link", "flop_per_s": "FLOP/s", "hbm_bytes_per_s": "HBM bandwidth",
-    "host_attention_bytes_per_s": "host attention",
+    "host_attention_bytes_per_s": "host attention", "disk_bytes_per_s": "disk",
+    "pageable_bytes_per_s": "pageable copies",
 }  # fmt: skip
 
 LISTED_GROUPS = 12
@@ -165,7 +166,11 @@ def _kept(plan: Plan) -> str:
 
 def machine(plan: Plan) -> str:
     """Card and link, and what was changed by hand."""
-    given = plan.inputs.hardware
+    return machine_of(plan.inputs.hardware)
+
+
+def machine_of(given: HardwareInput) -> str:
+    """Card and link, and what was changed by hand."""
     slot = [given.overrides[name] for name in _SLOT if name in given.overrides]
     changed = [f"PCIe {slot[0]:.0f}.0 x{slot[-1]:.0f}"] if len(slot) == len(_SLOT) else []
     changed += [

@@ -1,0 +1,181 @@
+"""What it costs to compute tokens from tokens: FLOP, bytes and seconds of chunks of a prefill.
+
+Pure functions of (specs, positions, tokens). A chunk starts where the cache ends: its tokens attend
+everything before them, so the same tokens cost more the later they stand.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from kvplan import cost
+from kvplan.curve import Curve, Piece, affine, latest, pruned, total
+from kvplan.dtypes import element_bytes
+from kvplan.hardware import HardwareProfile
+from kvplan.model import LayerSpec, ModelSpec
+
+ATTENTION_SHARE = 0.8
+"""Rate of causal prefill attention as a share of the achieved matrix rate, where none is given.
+
+Source: hwprofiles/measurements/h200-2026-11-29/prefill_restore.json: 588 to 609 TFLOP/s of cuDNN's
+kernel over 8k and 16k tokens of 735.8 TFLOP/s of products; flash attention 2 ran at 340 there.
+"""
+
+ATTENTION_PIECES = 64
+"""Most pieces that the quadratic cost of attention is cut into; equal to it where they meet."""
+
+
+def attended_pairs(layer: LayerSpec, begin: int, tokens: int) -> int:
+    """Pairs of a query and a key it sees, for tokens at positions ``begin`` and on.
+
+    >>> from kvplan.model_library import load_model
+    >>> llama = load_model("llama-3.1-8b").layers[0]
+    >>> attended_pairs(llama, 0, 4), attended_pairs(llama, 100, 2)  # 1+2+3+4; 101+102
+    (10, 203)
+    """
+    end = begin + tokens
+    if layer.window is None:
+        return end * (end + 1) // 2 - begin * (begin + 1) // 2
+    edge = min(max(layer.window, begin), end)  # queries from here on see a full window
+    growing = edge * (edge + 1) // 2 - begin * (begin + 1) // 2
+    return growing + (end - edge) * layer.window
+
+
+def flop(layer: LayerSpec, begin: int, tokens: int) -> float:
+    """FLOP of one layer over a chunk: projections and MLP, then causal attention.
+
+    ``2 * params * tokens + 2 * query_heads * (head_dim_k + head_dim_v) * pairs``.
+
+    >>> from kvplan.model_library import load_model
+    >>> llama = load_model("llama-3.1-8b").layers[0]
+    >>> flop(llama, 0, 1) == 2 * llama.params + 4 * 32 * 128  # one token that sees itself
+    True
+    """
+    width = layer.query_heads * (layer.head_dim_k + layer.head_dim_v)
+    return 2.0 * layer.params * tokens + 2.0 * width * attended_pairs(layer, begin, tokens)
+
+
+def products(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
+    """Seconds of the matrix products of one layer; the volume is tokens.
+
+    Four products: Q, K and V; output; MLP up; MLP down. A long prefill runs under the power limit,
+    so where a lasting rate was measured it is that one.
+
+    >>> from kvplan.hardware_library import load_hardware
+    >>> from kvplan.model_library import load_model
+    >>> a100, llama = load_hardware("a100"), load_model("llama-3.1-8b").layers[0]
+    >>> busy = 2 * (llama.params - 2 * 4096) * 8192 / 253e12  # the norms are no products
+    >>> round(products(a100, llama, "bf16").seconds(8192) / busy, 3)
+    1.001
+    """
+    up = layer.intermediate * (2 if layer.gated_mlp else 1)
+    shapes = (
+        (layer.hidden, layer.query_heads * layer.head_dim_k + layer.kv_elements),
+        (layer.query_heads * layer.head_dim_v, layer.hidden),
+        (layer.hidden, up),
+        (layer.intermediate, layer.hidden),
+    )
+    lasting = hardware.gpu.gemm_sustained or 1.0
+    burst = total(*(cost.gemm(hardware, inputs, outputs, dtype) for inputs, outputs in shapes))
+    return Curve(tuple(Piece(p.fixed_s, p.s_per_unit / lasting) for p in burst.pieces))
+
+
+def kernels(layer: LayerSpec) -> int:
+    """Kernels of one layer of a chunk: as many as for one token."""
+    return cost.project_kernels(layer) + cost.ATTEND_KERNELS + cost.FINISH_KERNELS
+
+
+def elementwise(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
+    """Seconds of norms, RoPE, residuals and the activation; the volume is tokens.
+
+    Each is one fused kernel that reads and writes device memory once.
+    """
+    rotated = layer.query_heads * layer.head_dim_k + layer.kv_heads * layer.head_dim_k
+    gate = layer.intermediate * (3 if layer.gated_mlp else 2)
+    elements = 6 * layer.hidden + (2 * rotated if layer.rope else 0) + gate
+    gpu, count = hardware.gpu, kernels(layer) - cost.ATTEND_KERNELS - 4
+    return affine(count * gpu.kernel_s, elements * element_bytes(dtype) / gpu.hbm_bytes_per_s)
+
+
+def attention_rate(hardware: HardwareProfile) -> float:
+    """FLOP/s of causal prefill attention where none was measured."""
+    return cost.flop_per_s(hardware, "fp16") * ATTENTION_SHARE
+
+
+def _per_pair_s(layer: LayerSpec, flop_per_s: float) -> float:
+    return 2.0 * layer.query_heads * (layer.head_dim_k + layer.head_dim_v) / flop_per_s
+
+
+def _reading(hardware: HardwareProfile, layer: LayerSpec, dtype: str, begin: int) -> Curve:
+    """Seconds to read K and V of a chunk and of what it attends; the volume is its tokens."""
+    size = layer.kv_bytes(element_bytes(dtype))
+    before = begin if layer.window is None else min(begin, layer.window)
+    curve = cost.attend(hardware, layer, 1).scaled(size)
+    return Curve(
+        tuple(Piece(p.fixed_s + p.s_per_unit * before, p.s_per_unit) for p in curve.pieces)
+    )
+
+
+def attention_s(
+    hardware: HardwareProfile, layer: LayerSpec, dtype: str, begin: int, tokens: int,
+    flop_per_s: float,
+) -> float:  # fmt: skip
+    """Seconds of causal attention of a chunk: the longer of its FLOP and of reading K and V once.
+
+    Args:
+        hardware: the machine.
+        layer: the layer.
+        dtype: cache format.
+        begin: tokens before the chunk.
+        tokens: tokens of the chunk.
+        flop_per_s: rate of the kernel.
+
+    >>> from kvplan.hardware_library import load_hardware
+    >>> from kvplan.model_library import load_model
+    >>> a100, llama = load_hardware("a100"), load_model("llama-3.1-8b").layers[0]
+    >>> pairs = 2048 * 2049 // 2
+    >>> attention_s(a100, llama, "fp16", 0, 2048, 2e14) == 4 * 32 * 128 * pairs / 2e14
+    True
+    """
+    computing_s = _per_pair_s(layer, flop_per_s) * attended_pairs(layer, begin, tokens)
+    return max(computing_s, _reading(hardware, layer, dtype, begin).seconds(tokens))
+
+
+def attention(
+    hardware: HardwareProfile, layer: LayerSpec, dtype: str, begin: int, most: int,
+    flop_per_s: float, block: int = 64,
+) -> Curve:  # fmt: skip
+    """`attention_s` as a curve over the tokens of the chunk, at most ``most``.
+
+    FLOP grow with the square of the tokens: between whole blocks they are interpolated, never below
+    the truth.
+
+    Args:
+        hardware: the machine.
+        layer: the layer.
+        dtype: cache format.
+        begin: tokens before the chunk.
+        most: tokens of the whole chunk.
+        flop_per_s: rate of the kernel.
+        block: tokens between the points at which the curve is exact, at least.
+    """
+    per_pair_s = _per_pair_s(layer, flop_per_s)
+    step = max(block, -(-most // ATTENTION_PIECES))
+    nodes = [*range(0, most, step), most]
+    times = [(x, per_pair_s * attended_pairs(layer, begin, x)) for x in nodes]
+    chords = []
+    for (left, low), (right, high) in pairwise(times):
+        slope = (high - low) / (right - left)
+        chords.append(Piece(low - slope * left, slope))
+    return latest(Curve(pruned(chords)), _reading(hardware, layer, dtype, begin))
+
+
+def workspace_bytes(model: ModelSpec, tokens: int) -> float:
+    """Activations of a chunk: two copies of the widest hidden state with its MLP input, and the
+    fp32 logits of one token. Assumed, as an upper bound without fusion.
+    """
+    widest = max(
+        2 * layer.hidden + layer.intermediate * (2 if layer.gated_mlp else 1)
+        for layer in model.layers
+    )
+    return tokens * 2 * widest * element_bytes(model.weight_dtype) + 4 * model.vocab
