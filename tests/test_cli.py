@@ -23,7 +23,8 @@ TOO_SMALL = ("--paths", "fetch", "--dram", "1GiB")
 FITTING = ("--model", "opt-125m", "--gpu", "a100", "--batch", "8")
 GROUPED = ("--model", "llama-3.2-1b", "--gpu", "l4", "--context", "16k", "--stages", "4")
 COMMANDS = (
-    "solve", "compare", "restore", "simulate", "fit", "host", "transfer", "models", "gpus", "export", "schema",
+    "solve", "compare", "simulate", "restore", "fit", "host", "transfer", "models", "gpus",
+    "export", "schema",
 )  # fmt: skip
 
 

@@ -84,8 +84,9 @@ def test_small_blocks_lose_the_link() -> None:
     rate, size = 50e9, 65536
     fixed_s = size / 5e9 - size / rate
     link = dataclasses.replace(hardware.h2d, copy=affine(fixed_s, 1 / rate))
+    links = dataclasses.replace(hardware.linked(), h2d=link)
     found = Restoration(
-        model=load_model("llama-3.1-8b"), hardware=dataclasses.replace(hardware, h2d=link),
+        model=load_model("llama-3.1-8b"), hardware=dataclasses.replace(hardware, links=links),
         prefix=Prefix(tokens=131072, kv_dtype="bf16", block=16, granularity="block"),
     )  # fmt: skip
     cuts = {cut.granularity: cut for cut in break_even.cuts(found)}

@@ -158,6 +158,8 @@ def cuts(restoration: Restoration) -> list[Cut]:
         kept * layer.kv_bytes(size)
         for kept, layer in zip(restoration.cached, model.layers, strict=True)
     )
+    if not total:
+        return []
     for name in LAYOUTS:
         prefix = dataclasses.replace(restoration.prefix, granularity=name)
         asked = dataclasses.replace(restoration, prefix=prefix)
@@ -198,6 +200,8 @@ def smallest_chunk(restoration: Restoration) -> dict[str, int]:
     """Tokens from which copies no longer waste the link, as `LAYOUTS` cut them."""
     size = element_bytes(restoration.prefix.stored_dtype or restoration.prefix.kv_dtype)
     layers = [layer.kv_bytes(size) for layer in restoration.model.layers if layer.kv_bytes(size)]
+    if not layers:
+        return {}
     wanted = smallest_copy(restoration.one_copy)
     per_token = {"block": max(layers), "split-block": max(layers) / 2, "whole-block": sum(layers)}
     return {name: -int(-wanted // each) for name, each in per_token.items()}

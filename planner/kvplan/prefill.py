@@ -33,8 +33,10 @@ def attended_pairs(layer: LayerSpec, begin: int, tokens: int) -> int:
     >>> attended_pairs(llama, 0, 4), attended_pairs(llama, 100, 2)  # 1+2+3+4; 101+102
     (10, 203)
     """
+    if layer.state is not None or not layer.query_heads:
+        return 0
     end = begin + tokens
-    if layer.window is None:
+    if layer.window is None or layer.compression > 1:
         return end * (end + 1) // 2 - begin * (begin + 1) // 2
     edge = min(max(layer.window, begin), end)  # queries from here on see a full window
     growing = edge * (edge + 1) // 2 - begin * (begin + 1) // 2
@@ -44,22 +46,51 @@ def attended_pairs(layer: LayerSpec, begin: int, tokens: int) -> int:
 def flop(layer: LayerSpec, begin: int, tokens: int) -> float:
     """FLOP of one layer over a chunk: projections and MLP, then causal attention.
 
-    ``2 * params * tokens + 2 * query_heads * (head_dim_k + head_dim_v) * pairs``.
+    ``2 * active_params * tokens + 2 * query_heads * (head_dim_k + head_dim_v) * pairs``. Latents
+    are expanded to heads, those before the chunk too, or attended as they are, whichever is less.
 
     >>> from kvplan.model_library import load_model
     >>> llama = load_model("llama-3.1-8b").layers[0]
     >>> flop(llama, 0, 1) == 2 * llama.params + 4 * 32 * 128  # one token that sees itself
     True
     """
-    width = layer.query_heads * (layer.head_dim_k + layer.head_dim_v)
-    return 2.0 * layer.params * tokens + 2.0 * width * attended_pairs(layer, begin, tokens)
+    return 2.0 * layer.active_params * tokens + attention_flop(layer, begin, tokens)
+
+
+def attention_flop(layer: LayerSpec, begin: int, tokens: int) -> float:
+    """FLOP of causal attention of a chunk.
+
+    >>> from kvplan.model_library import load_model
+    >>> deepseek = load_model("deepseek-v3").layers[0]
+    >>> expanded = 2 * 128 * (192 + 128) * (2048 * 2049 // 2) + 2 * 512 * 128 * (128 + 128) * 2048
+    >>> attention_flop(deepseek, 0, 2048) == expanded
+    True
+    """
+    per_pair, per_token = _attention_work(layer, begin, tokens)
+    return per_pair * attended_pairs(layer, begin, tokens) + per_token * (begin + tokens)
+
+
+def _attention_work(layer: LayerSpec, begin: int, tokens: int) -> tuple[float, float]:
+    """FLOP per pair of query and key, and per token that is attended."""
+    per_pair = 2.0 * layer.query_heads * (layer.head_dim_k + layer.head_dim_v)
+    per_pair /= layer.compression
+    if layer.latent is None:
+        return per_pair, 0.0
+    heads = layer.head_dim_k - layer.latent.rope + layer.head_dim_v
+    expanding = 2.0 * layer.latent.rank * layer.query_heads * heads
+    absorbed = 2.0 * (layer.query_elements + layer.partial_elements)
+    pairs = attended_pairs(layer, begin, tokens)
+    if absorbed * pairs <= per_pair * pairs + expanding * (begin + tokens):
+        return absorbed, 0.0
+    return per_pair, expanding
 
 
 def products(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
     """Seconds of the matrix products of one layer; the volume is tokens.
 
-    Four products: Q, K and V; output; MLP up; MLP down. A long prefill runs under the power limit,
-    so where a lasting rate was measured it is that one.
+    Four products: Q, K and V; output; MLP up; MLP down. Other layers (latents, states, experts):
+    all weights are read once, those that a token meets are worked on. A long prefill runs under the
+    power limit, so where a lasting rate was measured it is that one.
 
     >>> from kvplan.hardware_library import load_hardware
     >>> from kvplan.model_library import load_model
@@ -68,6 +99,12 @@ def products(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
     >>> round(products(a100, llama, "bf16").seconds(8192) / busy, 3)
     1.001
     """
+    lasting = hardware.gpu.gemm_sustained or 1.0
+    if not layer.plain:
+        gpu = hardware.gpu
+        read_s = gpu.kernel_s + layer.params * element_bytes(dtype) / gpu.hbm_bytes_per_s
+        rate = cost.flop_per_s(hardware, dtype) * lasting
+        return latest(affine(read_s, 0.0), affine(gpu.kernel_s, 2.0 * layer.active_params / rate))
     up = layer.intermediate * (2 if layer.gated_mlp else 1)
     shapes = (
         (layer.hidden, layer.query_heads * layer.head_dim_k + layer.kv_elements),
@@ -75,7 +112,6 @@ def products(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
         (layer.hidden, up),
         (layer.intermediate, layer.hidden),
     )
-    lasting = hardware.gpu.gemm_sustained or 1.0
     burst = total(*(cost.gemm(hardware, inputs, outputs, dtype) for inputs, outputs in shapes))
     return Curve(tuple(Piece(p.fixed_s, p.s_per_unit / lasting) for p in burst.pieces))
 
@@ -102,15 +138,14 @@ def attention_rate(hardware: HardwareProfile) -> float:
     return cost.flop_per_s(hardware, "fp16") * ATTENTION_SHARE
 
 
-def _per_pair_s(layer: LayerSpec, flop_per_s: float) -> float:
-    return 2.0 * layer.query_heads * (layer.head_dim_k + layer.head_dim_v) / flop_per_s
-
-
 def _reading(hardware: HardwareProfile, layer: LayerSpec, dtype: str, begin: int) -> Curve:
     """Seconds to read K and V of a chunk and of what it attends; the volume is its tokens."""
     size = layer.kv_bytes(element_bytes(dtype))
     before = begin if layer.window is None else min(begin, layer.window)
-    curve = cost.attend(hardware, layer, 1).scaled(size)
+    if layer.latent is None and size:
+        curve = cost.attend(hardware, layer, dtype, 1).scaled(size)
+    else:
+        curve = affine(hardware.gpu.kernel_s, size / hardware.gpu.hbm_bytes_per_s)
     return Curve(
         tuple(Piece(p.fixed_s + p.s_per_unit * before, p.s_per_unit) for p in curve.pieces)
     )
@@ -137,7 +172,7 @@ def attention_s(
     >>> attention_s(a100, llama, "fp16", 0, 2048, 2e14) == 4 * 32 * 128 * pairs / 2e14
     True
     """
-    computing_s = _per_pair_s(layer, flop_per_s) * attended_pairs(layer, begin, tokens)
+    computing_s = attention_flop(layer, begin, tokens) / flop_per_s
     return max(computing_s, _reading(hardware, layer, dtype, begin).seconds(tokens))
 
 
@@ -159,10 +194,13 @@ def attention(
         flop_per_s: rate of the kernel.
         block: tokens between the points at which the curve is exact, at least.
     """
-    per_pair_s = _per_pair_s(layer, flop_per_s)
+    per_pair, per_token = _attention_work(layer, begin, most)
     step = max(block, -(-most // ATTENTION_PIECES))
     nodes = [*range(0, most, step), most]
-    times = [(x, per_pair_s * attended_pairs(layer, begin, x)) for x in nodes]
+    times = [
+        (x, (per_pair * attended_pairs(layer, begin, x) + per_token * (begin + x)) / flop_per_s)
+        for x in nodes
+    ]
     chords = []
     for (left, low), (right, high) in pairwise(times):
         slope = (high - low) / (right - left)

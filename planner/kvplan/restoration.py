@@ -60,6 +60,12 @@ class Restoration:
         """Tokens of the prefix that every layer keeps, per sequence."""
         return tuple(layer.cached_tokens(self.prefix.tokens) for layer in self.model.layers)
 
+    def held(self, layer: int) -> float:
+        """Bytes that a layer keeps of a sequence beside its tokens: a state, a source."""
+        return self.model.layers[layer].held_bytes(
+            self.prefix.tokens, element_bytes(self.prefix.kv_dtype), self.model.source_tokens or 0
+        )
+
     @cached_property
     def edges(self) -> tuple[int, ...]:
         """Where chunks of the prefix begin and end: whole chunks, cut where a window begins."""
@@ -193,6 +199,8 @@ class Restoration:
 
     def rebuild_helps(self, layer: LayerSpec) -> bool:
         """Whether a rebuild takes less of the disk, the link or the GPU than a load."""
+        if not layer.cached_tokens(self.prefix.tokens):
+            return False
         bills = []
         for path in (self.rebuild, self.load):
             bill: dict[str, tuple[float, float]] = {}

@@ -140,7 +140,9 @@ def judge(restoration: Restoration, split: Split) -> Restored:
 def resident(restoration: Restoration) -> Restored:
     """Nothing is brought back: the prefix is still in HBM."""
     paths: tuple[tuple[Path, ...], ...] = ((),) * len(restoration.model.layers)
-    graph = build_restore(restoration, Shape(full=0, meeting=False, depth=0, paths=paths))
+    graph = build_restore(
+        restoration, Shape(full=0, meeting=False, depth=0, paths=paths, resident=True)
+    )
     split = Split(front=0, depth=0, rebuilt=none_rebuilt(restoration))
     return Restored(restoration, split, graph, ())
 
@@ -245,6 +247,7 @@ def _floor_s(restoration: Restoration, shape: Shape) -> float:
         min(_link_s_per_token(given, path, layer) for path in shape.paths[layer])
         * given.behind(layer, most if layer < shape.depth else 0)
         for layer in range(depth)
+        if given.cached[layer]
     )
     return max(front_s, link_s) * requests
 
@@ -432,10 +435,12 @@ def answer(restoration: Restoration, ways: Sequence[str] = tuple(WAYS)) -> Answe
 
 
 def store_bytes(restored: Restored) -> float:
-    """Bytes that all requests' prefixes take in the store."""
+    """Bytes that all requests' prefixes take in the store: tokens, and what crosses beside them."""
     pairs = zip(restored.graph.variables, restored.values, strict=True)
     tier = restored.restoration.prefix.source
-    return sum(variable.stored.get(tier, 0.0) * value for variable, value in pairs)
+    tokens = sum(variable.stored.get(tier, 0.0) * value for variable, value in pairs)
+    operations = restored.graph.operations
+    return tokens + sum(o.bytes_per_unit for o in operations if o.operation == "copy_held")
 
 
 def spare_tokens(restoration: Restoration) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def layer_times(restoration: Restoration) -> LayerTimes:
         path = given.rebuild if path_name == "rebuild" else given.load
         found: dict[str, float] = {}
         for index, layer in enumerate(layers):
-            for leg in given.legs(path, layer):
+            for leg in given.legs(path, layer) if given.cached[index] else ():
                 if leg.curve is not None:
                     seconds = leg.curve.seconds(float(given.cached[index]))
                     found[leg.resource] = found.get(leg.resource, 0.0) + seconds
@@ -70,6 +70,7 @@ def layer_times(restoration: Restoration) -> LayerTimes:
     rebuilding_s = sum(
         leg.curve.seconds(float(given.cached[index]))
         for index, layer in enumerate(layers)
+        if given.cached[index]
         for leg in given.legs(given.rebuild, layer)
         if leg.resource == "gpu" and leg.curve is not None
     )

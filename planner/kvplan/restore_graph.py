@@ -33,6 +33,7 @@ class Shape:
         depth: layers through which the front is computed; the others' tokens all come from the
             store.
         paths: ways in which the tokens behind the front come back, by layer.
+        resident: nothing has to be brought back.
         spread: layers between whose arrivals the GPU computes the front; 0: before all of them.
         loose: for bounds: a rebuild waits for no copy, only the suffix does. Never later than any
             graph with the same work, wherever it computes the front.
@@ -42,6 +43,7 @@ class Shape:
     meeting: bool
     depth: int
     paths: tuple[tuple[Path, ...], ...]
+    resident: bool = False
     spread: int = 0
     loose: bool = False
 
@@ -121,6 +123,7 @@ class _Builder(GraphBuilder):
         self.arrived = {}
         self.queue = self.on_gpu(number)
         for layer in range(len(self.layers)):
+            self.bring_held(number, layer)
             for path in self.shape.paths[layer]:
                 if (layer, path.name) in self.indices:
                     self.bring(number, layer, path)
@@ -204,6 +207,43 @@ class _Builder(GraphBuilder):
                 self.host.left.append(index)
         self.arrived.setdefault(layer, []).extend(last)
 
+    def bring_held(self, number: int, layer: int) -> None:
+        """Bring what a layer keeps beside tokens (a state, a source) after the prefix."""
+        given, shape = self.restoration, self.shape
+        computed = layer < shape.depth and given.edges[shape.full] == given.prefix.tokens
+        size = given.held(layer)
+        if not size or computed or shape.resident:
+            return
+        last: list[int] = []
+        if given.prefix.source == "disk" and given.hardware.disk is not None:
+            seconds = given.hardware.disk.read.seconds(size)
+            last = [
+                self.add(
+                    Operation(
+                        "read_disk",
+                        "disk",
+                        affine(seconds, 0.0),
+                        layer=layer,
+                        micro_batch=number,
+                        path="held",
+                        bytes_per_unit=size,
+                    )
+                )
+            ]
+        copied = self.add(
+            Operation(
+                "copy_held",
+                "h2d",
+                affine(given.one_copy.seconds(size), 0.0),
+                layer=layer,
+                micro_batch=number,
+                path="held",
+                bytes_per_unit=size,
+            ),
+            last,
+        )
+        self.arrived.setdefault(layer, []).append(copied)
+
     def operation(self, leg: Leg, number: int, layer: int, path: str) -> Operation:
         """One leg of a path as an operation."""
         moved = leg.per_token if leg.resource != "gpu" else 0.0
@@ -217,7 +257,7 @@ class _Builder(GraphBuilder):
         copied = self.arrived.get(layer, [])
         loose = self.shape.loose
         paths = [p for p in self.shape.paths[layer] if (layer, p.name) in self.indices]
-        for position, path in enumerate(paths):
+        for position, path in enumerate(paths, len(copied) - len(paths)):
             last = copied[position]
             for leg in self.restoration.legs(path, self.layers[layer]):
                 if leg.resource == "gpu":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from kvplan.errors import InputError
@@ -40,18 +38,28 @@ def rank_of(model: ModelSpec, ranks: int) -> ModelSpec:
 
 
 def _layer(layer: LayerSpec, ranks: int) -> LayerSpec:
-    heads = layer.kv_heads
-    if layer.query_heads % ranks or (heads % ranks and ranks % heads):
+    heads, state, experts = layer.kv_heads, layer.state, layer.experts
+    if not divides(layer.query_heads, heads, ranks):
         fitting = [n for n in range(1, 65) if divides(layer.query_heads, heads, n)]
         accepted = f"ranks that divide {layer.query_heads} query and {heads} KV heads: "
-        raise InputError("tp", ranks, accepted + _listed(fitting))
+        raise InputError("tp", ranks, accepted + ", ".join(map(str, fitting)))
+
+    def part(count: int) -> int:
+        return -(-count // ranks)
+
     return msgspec.structs.replace(
         layer,
         query_heads=layer.query_heads // ranks,
-        kv_heads=max(heads // ranks, 1),
-        intermediate=-(-layer.intermediate // ranks),
-        attention_params=-(-layer.attention_params // ranks),
-        mlp_params=-(-layer.mlp_params // ranks),
+        kv_heads=max(heads // ranks, 1) if heads else 0,
+        cross=part(layer.cross),
+        state=state
+        and msgspec.structs.replace(
+            state, conv=part(state.conv), recurrent=part(state.recurrent), heads=part(state.heads)
+        ),
+        experts=experts and msgspec.structs.replace(experts, params=part(experts.params)),
+        intermediate=part(layer.intermediate),
+        attention_params=part(layer.attention_params),
+        mlp_params=part(layer.mlp_params),
     )
 
 
@@ -61,8 +69,6 @@ def divides(query_heads: int, kv_heads: int, ranks: int) -> bool:
     >>> divides(40, 8, 5), divides(40, 8, 20), divides(32, 8, 16)
     (False, False, True)
     """
-    return query_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(str(n) for n in numbers)
+    if query_heads % ranks:
+        return False
+    return not kv_heads or kv_heads % ranks == 0 or ranks % kv_heads == 0

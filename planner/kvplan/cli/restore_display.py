@@ -197,6 +197,8 @@ def _copies(plan: RestorePlan) -> list[tuple[str, str]]:
                      f"{format_rate(cut.rate_bytes_per_s)}, load {format_seconds(cut.load_ttft_s)}"
                      f"{own}"))  # fmt: skip
     chunk = copies.smallest_chunk_tokens
+    if not chunk:
+        return [("copies", "nothing is cached per token")]
     rows.append(("copies", f"90 % of the link from {format_bytes(copies.smallest_copy_bytes)} on: "
                  f"{chunk['block']} tokens of a layer, {chunk['split-block']} with K and V apart, "
                  f"{chunk['whole-block']} of all layers"))  # fmt: skip
