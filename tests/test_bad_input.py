@@ -170,7 +170,7 @@ RESTORES: list[tuple[str, str, str]] = [
     ("--gpu-busy", "1", "--gpu-busy: '1'"),
     ("--gpu-busy", "nan", "--gpu-busy: 'nan'"),
     ("--link-busy", "-0.5", "--link-busy: '-0.5'"),
-    ("--tp", "5", "ranks that divide 12 query and 12 KV heads"),
+    ("--tp", "5", "a divisor of 12 query heads"),
     ("--tp", "many", "--tp: 'many'"),
     ("--h2d", "500GB/s", "--h2d"),
     ("--disk-bandwidth", "0GB/s", "--disk-bandwidth"),

@@ -20,7 +20,7 @@ LEVELS = [
     {"errors", "units", "datafiles", "dtypes", "formats", "names", "curve", "peak", "regret"},
     {"hardware_parts", "slot", "link", "disk", "peer", "limits", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
-    {"prefix", "restore_rank", "hits"},
+    {"prefix", "hits"},
     {"hardware_table", "hardware_file", "hardware_library", "hf", "model_library"},
     {"cost", "flop", "kvpr", "highs", "layer_budget", "flexgen", "flexgen_policy"},
     {"weights", "prefill_peak", "transfer", "host_memory", "pinning"},

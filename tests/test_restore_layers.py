@@ -8,9 +8,9 @@ from kvplan import prefill
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.prefix import Prefix
+from kvplan.ranks import rank_model
 from kvplan.restoration import Restoration
 from kvplan.restore import best, load, rebuild, recompute, resident, store_bytes
-from kvplan.restore_rank import rank_of
 
 KINDS = ("deepseek-v2-lite", "jamba-v0.1", "qwen3-30b-a3b", "gemma-2-2b", "gpt-oss-20b",
          "rwkv-5-world-3b", "bart-large-cnn", "deepseek-v3.2")  # fmt: skip
@@ -75,7 +75,7 @@ def test_ranks_hold_a_part(name: str) -> None:
     """Heads, states and experts are divided; latents and indices are whole on every rank."""
     model = load_model(name)
     one = model.kv_bytes(4096, 2)
-    half = rank_of(model, 2).kv_bytes(4096, 2)
+    half = rank_model(model, 2).kv_bytes(4096, 2)
     whole = any(layer.latent for layer in model.layers)
     assert half == (one if whole else pytest.approx(one / 2, rel=1e-6))
-    assert rank_of(model, 2).params < model.params
+    assert rank_model(model, 2).params < model.params

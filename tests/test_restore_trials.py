@@ -13,10 +13,10 @@ from kvplan.hardware_library import load_hardware
 from kvplan.hits import Expected, Traffic, expect
 from kvplan.model_library import load_model
 from kvplan.prefix import Prefix
+from kvplan.ranks import rank_model
 from kvplan.restoration import Restoration
 from kvplan.restore import Restored, answer, best, judge, load, recompute, resident
 from kvplan.restore_plan import document
-from kvplan.restore_rank import rank_of
 
 GIB = 2**30
 
@@ -49,7 +49,7 @@ def test_no_benefit_while_the_prefix_is_in_hbm() -> None:
     """
     whole = load_model("qwen2.5-72b-instruct")
     assert whole.kv_bytes(14771, 2) == 4_840_161_280
-    rank = rank_of(whole, 2)
+    rank = rank_model(whole, 2)
     assert rank.kv_bytes(14771, 2) == 2_420_080_640
     halves = {
         layer: type(layer)(
@@ -178,7 +178,7 @@ def test_cake_gains_as_published() -> None:
     Assumed: half of the K and V and of the 4 GB/s per rank; the rate of computing follows from
     both factors, as its 3.36 s x 1.59 / 2.63. What is predicted is where the two meet.
     """
-    model = rank_of(load_model("llama-13b"), 2)
+    model = rank_model(load_model("llama-13b"), 2)
     loading_s = load_model("llama-13b").kv_bytes(16384, 2) / 4e9
     computing_s = loading_s * 1.59 / 2.63
     hardware = override(load_hardware("a100-80gb-sxm"), h2d_bytes_per_s=2e9)

@@ -31,7 +31,7 @@ class Restoration:
         hardware: the machine.
         prefix: what is to be restored.
         budgets: memory that may be used.
-        ranks: ranks that share the host's memory; the model is one rank's part.
+        ranks: ranks of which this is one; model, machine and budgets are its part.
 
     Raises:
         InputError: the machine has no figures for the disk or for memory that is not pinned.
@@ -91,16 +91,16 @@ class Restoration:
 
     @property
     def dram_bytes(self) -> float:
-        """Bytes of host memory for one rank's part of the store."""
+        """Bytes of host memory for the store."""
         given = self.budgets.dram_bytes
-        return (self.hardware.host.dram_bytes if given is None else given) / self.ranks
+        return float(self.hardware.host.dram_bytes if given is None else given)
 
     @property
     def store_capacity_bytes(self) -> float:
-        """Bytes of the tier that the prefix waits in, for one rank."""
+        """Bytes of the tier that the prefix waits in."""
         disk = self.hardware.disk
         if self.prefix.source == "disk" and disk is not None:
-            return disk.capacity_bytes / self.ranks
+            return float(disk.capacity_bytes)
         return self.dram_bytes
 
     # -- the GPU -------------------------------------------------------------------------------

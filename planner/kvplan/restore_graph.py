@@ -327,7 +327,9 @@ class _Builder(GraphBuilder):
         if self.staging.tenants:
             graph.buffers.append(Buffer("stages", ("hbm",), STAGING, self.staging.tenants))
         if self.host.tenants:
-            graph.buffers.append(Buffer("disk_reads", ("dram", "pinned"), STAGING, self.host.tenants))
+            graph.buffers.append(
+                Buffer("disk_reads", ("dram", "pinned"), STAGING, self.host.tenants)
+            )
 
 
 def _merged(

@@ -162,8 +162,8 @@ def question_of(request: RestoreRequest) -> Question:
     from kvplan.hits import MOST_PREFIXES
     from kvplan.model_library import load_model
     from kvplan.prefix import MOST_REQUESTS, Prefix
+    from kvplan.ranks import rank_budgets, rank_hardware, rank_model
     from kvplan.restoration import Restoration
-    from kvplan.restore_rank import rank_of
     from kvplan.workload import Budgets
 
     def size(name: str) -> int | None:
@@ -196,16 +196,18 @@ def question_of(request: RestoreRequest) -> Question:
     )
     tp = whole_number(request.tp, "--tp", MOST_RANKS)
     prefixes = request.prefixes
+    budgets = Budgets(
+        hbm_bytes=size("hbm"),
+        utilisation=share(request.utilisation, "--utilisation"),
+        reserve_bytes=size("reserve") or 0,
+        dram_bytes=size("dram"),
+    )
+    machine = override(hardware, **overrides) if overrides else hardware  # type: ignore[arg-type]
     restoration = Restoration(
-        model=rank_of(model, tp),
-        hardware=override(hardware, **overrides) if overrides else hardware,  # type: ignore[arg-type]
+        model=rank_model(model, tp) if tp > 1 else model,
+        hardware=rank_hardware(machine, tp, None) if tp > 1 else machine,
         prefix=prefix,
-        budgets=Budgets(
-            hbm_bytes=size("hbm"),
-            utilisation=share(request.utilisation, "--utilisation"),
-            reserve_bytes=size("reserve") or 0,
-            dram_bytes=size("dram"),
-        ),
+        budgets=rank_budgets(budgets, tp),
         ranks=tp,
     )
     return Question(
