@@ -198,27 +198,33 @@ def test_grouped_heads_are_not_recomputed_at_any_bandwidth(
     assert kvpr.serial_split(given_layer) == kvpr.pipelined_split(given_layer) == 0
 
 
-@pytest.mark.parametrize("gpu", hardware_names())
-@pytest.mark.parametrize("name", model_names())
-def test_recompute_is_not_offered_where_activations_are_no_smaller(name: str, gpu: str) -> None:
-    """On any built-in card, also with a link a hundred times slower."""
+LOAD = Workload(source_tokens=64)
+"""Models that read a source get a short one."""
+
+
+@pytest.mark.parametrize(("index", "name"), list(enumerate(model_names())))
+def test_recompute_is_not_offered_where_activations_are_no_smaller(index: int, name: str) -> None:
+    """Each model on one of the cards in turn, also with a link a hundred times slower."""
     spec = load_model(name)
-    hardware = load_hardware(gpu)
+    hardware = load_hardware(hardware_names()[index % len(hardware_names())])
     slow = override(hardware, h2d_bytes_per_s=hardware.h2d.copy.rate() / 100)
     for machine in (hardware, slow):
         for options in (Options(), Options(paths=("resident", "fetch", "recompute"))):
-            scenario = Scenario(model=spec, hardware=machine, workload=Workload(), options=options)
+            scenario = Scenario(model=spec, hardware=machine, workload=LOAD, options=options)
             for kind, paths in scenario.paths.items():
+                if not kind.kv_elements:
+                    assert not paths
+                    continue
                 names = {path.name for path in paths}
                 assert "fetch" in names
                 assert ("recompute" in names) == (kind.act_over_kv(2) < 1)
 
 
-@pytest.mark.parametrize(("index", "name"), list(enumerate(model_names())))
+@pytest.mark.parametrize(("index", "name"), list(enumerate(model_names()))[::3])
 def test_plans_do_not_recompute_where_activations_are_no_smaller(index: int, name: str) -> None:
-    """What the search chooses, each model on one of the cards in turn."""
+    """What the search chooses, every third model on one of the cards in turn."""
     gpu = hardware_names()[index % len(hardware_names())]
-    scenario = Scenario(model=load_model(name), hardware=load_hardware(gpu), workload=Workload())
+    scenario = Scenario(model=load_model(name), hardware=load_hardware(gpu), workload=LOAD)
     try:
         best = search(scenario).best
     except InfeasibleError:

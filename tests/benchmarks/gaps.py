@@ -20,7 +20,7 @@ from kvplan.workload import Workload
 def widest_batch(model: str, card: str, batch: int, context: int) -> tuple[int, Search] | None:
     """The search for the largest batch that fits, by halves; None where even one does not."""
     while batch:
-        workload = Workload(batch=batch, context=context)
+        workload = Workload(batch=batch, context=context, source_tokens=0)
         try:
             scenario = Scenario(
                 model=load_model(model), hardware=load_hardware(card), workload=workload
