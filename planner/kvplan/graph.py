@@ -80,17 +80,24 @@ class Operation:
 class Buffer:
     """``count`` equal buffers in some tiers, each as large as its largest tenant.
 
+    Tenants use them in turn, step after step: the first ``count`` tenants one each, the next ones
+    those that have been left.
+
     Args:
         holds: what is in them: ``stages``, ``weights`` or ``disk_reads``.
         tiers: tiers they take room in.
         count: how many there are.
         tenants: for each use in turn, variables to bytes per unit.
+        enters: for each use, operations that fill the buffer; empty where not told.
+        leaves: for each use, operations after which the buffer is free.
     """
 
     holds: str
     tiers: tuple[str, ...]
     count: int
     tenants: list[dict[int, float]]
+    enters: list[list[int]] = field(default_factory=list)
+    leaves: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -495,7 +495,10 @@ class _Builder(GraphBuilder):
             + cost.workspace_bytes(model, self.workload.micro_batch)
         }
         if self.staged:
-            graph.buffers.append(Buffer("stages", ("hbm",), depth, self.staged))
+            ring = self.staging
+            graph.buffers.append(
+                Buffer("stages", ("hbm",), depth, self.staged, ring.enters, ring.leaves)
+            )
         if self.schedule.stream_weights:
             tenants = [
                 {v: cost.streamable_bytes(model, model.layers[layer])}

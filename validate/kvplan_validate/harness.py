@@ -282,6 +282,10 @@ def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:
     return [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
 
 
+MEASURED_PID = 2
+"""Process of the measured events; the predicted ones are `trace.PID`."""
+
+
 def traced(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> str:
     """Predicted and measured timelines of a plan as one Chrome trace.
 
@@ -291,24 +295,30 @@ def traced(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> str:
         for _ in range(2):
             runtime.step()
         spans = runtime.timed_step()
-    document = trace(evaluation.graph, evaluation.values, evaluation.simulation, steps=1)
-    for event in document["traceEvents"]:
-        event["pid"] = 1
-    document["traceEvents"] += [
-        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "predicted"}},
-        {"ph": "M", "name": "process_name", "pid": 2, "tid": 0, "args": {"name": "measured"}},
-    ]
+    document = trace(
+        evaluation.graph, evaluation.values, evaluation.simulation, steps=1, name="predicted"
+    )
     lanes = sorted({action.lane for action, _, _ in spans})
+    own = {"ph": "M", "pid": MEASURED_PID, "ts": 0}
+    events = document["traceEvents"]
+    events.append({"name": "process_name", **own, "tid": 0, "args": {"name": "measured"}})
+    for number, lane in enumerate(lanes, start=1):
+        events.append({"name": "thread_name", **own, "tid": number, "args": {"name": lane}})
     for action, begin_s, end_s in spans:
-        document["traceEvents"].append(
+        operation = action.operation
+        events.append(
             {
                 "ph": "X",
-                "name": action.operation.operation,
-                "pid": 2,
-                "tid": lanes.index(action.lane),
+                "name": operation.operation,
+                "pid": MEASURED_PID,
+                "tid": lanes.index(action.lane) + 1,
                 "ts": begin_s * 1e6,
                 "dur": (end_s - begin_s) * 1e6,
-                "args": {"layer": action.operation.layer, "stage": action.operation.stage},
+                "args": {
+                    "layer": operation.layer,
+                    "stage": operation.stage,
+                    "path": operation.path,
+                },
             }
         )
     return json.dumps(document) + "\n"

@@ -12,7 +12,6 @@ from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.plan import Plan
 from kvplan.planning import replay
-from kvplan.step import StepGraph
 from kvplan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -98,51 +97,21 @@ def _held(
     evaluation: Evaluation, cycle: int, shift_s: float, begin_s: float, end_s: float
 ) -> list[Span]:
     """Who holds each staging buffer in one cycle."""
-    simulation, depth = evaluation.simulation, evaluation.schedule.queue_depth
-    tenants = tenancies(evaluation.graph)
+    graph, simulation = evaluation.graph, evaluation.simulation
     found = []
-    for number, (enters, leaves) in enumerate(tenants):
-        slot = (cycle * len(tenants) + number) % depth + 1
-        start_s = shift_s + min(simulation.start_s[i] for i in enters)
-        stop_s = shift_s + max(simulation.start_s[i] + simulation.duration_s[i] for i in leaves)
-        if stop_s > begin_s and start_s < end_s:
-            operation = evaluation.graph.operations[leaves[0]]
-            found.append(
-                Span(
-                    f"buffer {slot}",
-                    start_s,
-                    stop_s,
-                    "hold",
-                    None,
-                    operation.layer,
-                    operation.stage,
-                )
-            )
+    for buffer in graph.buffers:
+        count = len(buffer.enters)
+        for number, (enters, leaves) in enumerate(zip(buffer.enters, buffer.leaves, strict=True)):
+            if not enters or not leaves:
+                continue
+            start_s = shift_s + min(simulation.start_s[i] for i in enters)
+            stop_s = shift_s + max(simulation.start_s[i] + simulation.duration_s[i] for i in leaves)
+            if stop_s > begin_s and start_s < end_s:
+                slot = (cycle * count + number) % buffer.count + 1
+                own = graph.operations[leaves[0]]
+                name = f"buffer {slot}"
+                found.append(Span(name, start_s, stop_s, "hold", None, own.layer, own.stage))
     return found
-
-
-def tenancies(graph: StepGraph) -> list[tuple[list[int], list[int]]]:
-    """For each tenant of the staging buffers in turn: operations that fill it, and that leave it.
-
-    Attention leaves a buffer; what runs for its tokens before, disk reads aside, has filled it.
-    """
-    staging = next((b.tenants for b in graph.buffers if b.tiers == ("hbm",)), [])
-    found: list[tuple[list[int], list[int]]] = [([], []) for _ in staging]
-    fills: list[int] = []
-    at = -1
-    for index, operation in enumerate(graph.operations):
-        if operation.stage is None or operation.resource in ("disk", "cpu", "d2h"):
-            continue
-        if operation.operation != "attend":
-            fills.append(index)
-            continue
-        same = at >= 0 and graph.schedule.axis == "layer"
-        if not (same and set(operation.variables) <= staging[at].keys()):
-            at += 1
-        found[at][0].extend(fills)
-        found[at][1].append(index)
-        fills = []
-    return [(enters, leaves) for enters, leaves in found if enters]
 
 
 def measured_spans(
