@@ -86,6 +86,13 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 
     Raises:
         InputError: no such file, or no rows of a sweep.
+
+    >>> file = os.path.join(tempfile.mkdtemp(), "rows.csv")
+    >>> growing = SweepFile(file, ["model", "status", "step_s"], keys=["model"])
+    >>> growing.add({"model": "opt-125m", "status": "ok", "step_s": 0.5})
+    >>> growing.close()
+    >>> read_rows(file)
+    [{'model': 'opt-125m', 'status': 'ok', 'step_s': 0.5}]
     """
     file = Path(path)
     try:
