@@ -27,6 +27,9 @@ PAIRS = {
     # Much to fetch beside resident weights.
     ("llama-7b", "a100", 32): 0.01,
     ("mistral-7b", "l4", 32): 0.01,
+    # Layers of several kinds: their stages and weights differ in size.
+    ("gemma-3-27b-it", "rtx-a6000", 32): 0.01,
+    ("ai21labs/Jamba-v0.1", "rtx-a6000", 32): 0.01,
 }
 """(model, card, batch) and the gap that is reached at 4096 tokens of context."""
 

@@ -95,7 +95,9 @@ def state(
     statement = Statement(graph, classes)
     define_resources(statement, staging)
     if waiting is not None:
-        define_waiting(statement, waiting, capacity["hbm"])
+        define_waiting(statement, waiting)
+    if len({classes[layer] for layer in graph.tokens}) > 1:
+        statement.size_buffers(("stages", "weights", "disk_reads"))
     define_capacity(statement, capacity, widen)
     define_tokens(statement)
     define_quality(statement, quality or {})

@@ -47,8 +47,9 @@ def staging_bytes(graph: StepGraph) -> dict[int, float]:
 
 def define_staging(statement: Statement, staging: Staging, link: Sum) -> None:
     """Size the staging buffers within the limits; the link waits around the head."""
-    statement.size_buffers(staging.most_bytes)
-    for column in statement.largest.values():
+    statement.size_buffers(("stages",), staging.most_bytes)
+    for number, column in statement.largest.items():
+        assert statement.graph.buffers[number].holds == "stages", "others are sized later"
         statement.rows.append(({column: -1.0}, -staging.least_bytes, "staging[least]"))
     statement.within_period(link, "idle_link", -idle_link_s(statement.graph, staging))
 

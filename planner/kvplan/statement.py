@@ -19,6 +19,10 @@ Row = tuple[Terms, float, str]
 """Terms, upper bound, name."""
 
 
+Tenant = Mapping[int, float]
+"""Variables of the graph and their bytes per unit in a buffer."""
+
+
 def added(total: Sum, part: Sum) -> Sum:
     """The sum of two sums; the first one's terms are changed in place."""
     terms, constant = total
@@ -124,19 +128,42 @@ class Statement:
 
     def mean_tenant(self, buffer: Buffer) -> Terms:
         """Bytes of a buffer's mean tenant."""
+        return self._mean(buffer.tenants)
+
+    def _mean(self, tenants: Sequence[Tenant]) -> Terms:
         units: Terms = {}
-        for tenant in buffer.tenants:
+        for tenant in tenants:
             for variable, size in tenant.items():
-                units[variable] = units.get(variable, 0.0) + size / len(buffer.tenants)
+                units[variable] = units.get(variable, 0.0) + size / len(tenants)
         return self.terms(units)
 
-    def size_buffers(self, most_bytes: float) -> None:
-        """Give the staging buffers a column for their size, at least that of the mean tenant."""
+    def size_buffers(self, holds: Sequence[str], most_bytes: float | None = None) -> None:
+        """Give buffers a column for their size: at least the mean tenant of each kind of layers."""
         for number, buffer in enumerate(self.graph.buffers):
-            if buffer.holds == "stages" and number not in self.largest:
-                column = self.column(most_bytes, most_bytes)
-                self.largest[number] = column
-                self.rows.append(({**self.mean_tenant(buffer), column: -1.0}, 0.0, "buffer"))
+            if buffer.holds not in holds or number in self.largest:
+                continue
+            alike = self._by_class(buffer.tenants)
+            whole = max(
+                sum(size * self.graph.variables[v].ceiling for v, size in tenant.items())
+                for tenant in buffer.tenants
+            )
+            column = self.column(most_bytes, max(whole, 1.0))
+            self.largest[number] = column
+            for tenants in alike:
+                self.rows.append(({**self._mean(tenants), column: -1.0}, 0.0, "buffer"))
+
+    def _by_class(self, tenants: Sequence[Tenant]) -> list[list[Tenant]]:
+        """Tenants of equal layers together, where each is of one layer; else all of them.
+
+        Columns are means over all layers of a class, so a part of these has no mean of its own.
+        """
+        alike: dict[int, list[Tenant]] = {}
+        for tenant in tenants:
+            layers = {self.graph.variables[v].layer for v in tenant}
+            if len(layers) != 1:
+                return [list(tenants)]
+            alike.setdefault(self.classes[layers.pop()], []).append(tenant)
+        return list(alike.values())
 
 
 def scaled(volume: Terms, piece: Piece) -> Terms:

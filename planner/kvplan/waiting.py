@@ -64,12 +64,12 @@ def applies(graph: StepGraph) -> bool:
     )
 
 
-def define_waiting(statement: Statement, waiting: Waiting, hbm_bytes: float) -> None:
+def define_waiting(statement: Statement, waiting: Waiting) -> None:
     """For each wait of the link and the GPU: start + duration - lag * T <= start."""
     graph = statement.graph
     if not applies(graph):
         return
-    statement.size_buffers(hbm_bytes)
+    statement.size_buffers(("stages",))
     empty = {layer: statement.column(1.0, 1.0) for layer in graph.tokens}
     early = {
         (layer, stage): statement.column(1.0, 1.0)
