@@ -66,7 +66,7 @@ def test_bytes_are_conserved(judged: tuple[Scenario, Evaluation]) -> None:
 def test_every_token_is_stored_once(judged: tuple[Scenario, Evaluation]) -> None:
     """HBM, host memory and disk hold what the paths store, besides weights and buffers."""
     scenario, plan = judged
-    stored = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 0.0)
+    stored = dict.fromkeys(("hbm", "dram", "pinned", "disk", "tier"), 0.0)
     for index, segments in enumerate(plan.allocation):
         for name, tokens in tokens_by_path(segments).items():
             for tier, size in REGISTRY[name].stored(scenario.model.layers[index], "fp16").items():

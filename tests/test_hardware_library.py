@@ -35,7 +35,8 @@ def test_the_machines_are_there() -> None:
         "b200-sxm-180gb", "b300-sxm-288gb", "dgx-spark-gb10", "gb200", "gb300", "gh200-144gb",
         "gh200-96gb", "h100-nvl-94gb", "h100-pcie-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l4",
         "l40s", "mi300x", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-6000-ada", "rtx-a6000",
-        "rtx-pro-6000-blackwell", "t4", "v100-pcie-16gb", "v100-sxm2-32gb",
+        "rtx-pro-6000-blackwell", "t4", "v100-pcie-16gb", "v100-sxm2-32gb", "what-if-c2c",
+        "what-if-cxl", "what-if-near-memory", "what-if-pcie6", "what-if-sram",
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ HEAVY = ("torch", "matplotlib", "pulp", "pandas", "pyarrow")
 # From data files to the command line; a module may import from its own level and those above.
 LEVELS = [
     {"errors", "units", "datafiles", "dtypes", "formats", "names", "curve", "peak", "regret"},
-    {"hardware_parts", "slot", "link", "disk", "peer", "limits", "layer"},
+    {"hardware_parts", "slot", "link", "disk", "peer", "tier", "limits", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
     {"prefix", "hits"},
     {"hardware_table", "hardware_file", "hardware_library", "hf", "model_library"},

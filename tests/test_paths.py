@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -15,17 +16,28 @@ from kvplan.curve import affine
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
-from kvplan.hardware import HardwareProfile
+from kvplan.hardware import HardwareProfile, Provenance
 from kvplan.model import LayerSpec
 from kvplan.paths import REGISTRY, Leg, Path, find, undominated
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import search
+from kvplan.tier import Tier
 from kvplan.workload import Budgets, Workload
 
-TIERS = {"hbm", "dram", "pinned", "disk"}
+TIERS = {"hbm", "dram", "pinned", "disk", "tier"}
 every = pytest.mark.parametrize("path", REGISTRY.values(), ids=list(REGISTRY))
 COMPLETE = ideal(link=1e9, host=1e9, disk=1e9)
+
+
+def machine_for(path: Path) -> HardwareProfile:
+    """A machine with everything; its what-if tier attends, or is read out."""
+    by = "none" if path.name == "fetch_tier" else "tier"
+    tier = Tier(name="test", capacity_bytes=2**40, bytes_per_s=1e9, latency_s=1e-6, attended_by=by)
+    mark = Provenance(kind="assumed", source="test")
+    keys = ("tier.capacity", "tier.bandwidth", "tier.latency")
+    known = {**COMPLETE.provenance, **dict.fromkeys(keys, mark)}
+    return dataclasses.replace(COMPLETE, tier=tier, provenance=known)
 
 
 @every
@@ -40,10 +52,10 @@ def test_every_path_is_complete(path: Path, spec: LayerSpec, dtype: str) -> None
     assert path.name in REGISTRY
     assert path.summary
     assert path.attends in ("resident", "stage", "away")
-    legs = path.legs(COMPLETE, spec, dtype, "fp16")
+    legs = path.legs(machine_for(path), spec, dtype, "fp16")
     for leg in legs:
         assert leg.per_token > 0
-        assert leg.resource in {"gpu", "h2d", "host", "disk"}
+        assert leg.resource in {"gpu", "h2d", "host", "disk", "tier"}
         assert leg.curve is None or leg.curve.seconds(1.0) >= 0
     assert bool(legs) == (path.name != "resident")
     if path.attends == "stage":
@@ -56,7 +68,7 @@ def test_every_path_is_complete(path: Path, spec: LayerSpec, dtype: str) -> None
 @every
 def test_every_path_runs_alone(path: Path) -> None:
     """A plan in which all tokens take it has a step, and is the path's only one in memory."""
-    scenario = Scenario(model=model([layer()] * 2), hardware=COMPLETE,
+    scenario = Scenario(model=model([layer()] * 2), hardware=machine_for(path),
                         workload=Workload(batch=1, context=1000),
                         budgets=Budgets(disk_bytes=2**30))  # fmt: skip
     plan = forced(scenario, Schedule(stages=4), {path.name: 1.0})
@@ -76,7 +88,8 @@ def test_bytes_by_hand() -> None:
         "resident": {"hbm": 256.0}, "fetch": both, "recompute": {"dram": 128.0, "pinned": 128.0},
         "recompute_resident": {"hbm": 128.0}, "attend_host": {"dram": 256.0},
         "fetch_disk": {"disk": 256.0}, "fetch_int8": {"dram": 136.0, "pinned": 136.0},
-        "fetch_int4": {"dram": 72.0, "pinned": 72.0},
+        "fetch_int4": {"dram": 72.0, "pinned": 72.0}, "attend_tier": {"tier": 256.0},
+        "fetch_tier": {"tier": 256.0},
     }  # fmt: skip
 
 

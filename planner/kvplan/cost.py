@@ -201,6 +201,27 @@ def weights_s(
     return max(read_s, gpu.kernel_s + 2.0 * tokens * used / flop_per_s(hardware, dtype))
 
 
+def attend_tier(hardware: HardwareProfile) -> Curve | None:
+    """Seconds of attention over K and V in the what-if tier; the volume is bytes. None without."""
+    tier = hardware.tier
+    if tier is None or tier.attended_by == "none":
+        return None
+    fixed_s = hardware.gpu.kernel_s if tier.attended_by == "gpu" else 0.0
+    return affine(fixed_s, 1.0 / tier.bytes_per_s)
+
+
+def read_tier(hardware: HardwareProfile) -> Curve | None:
+    """Seconds of one read out of the what-if tier; the volume is bytes. None without.
+
+    Assumed to start as a copy does, and to end no earlier than the tier's rate allows.
+    """
+    tier = hardware.tier
+    if tier is None or tier.attended_by != "none":
+        return None
+    fixed_s = max(piece.fixed_s for piece in hardware.h2d.copy.pieces)
+    return affine(fixed_s, 1.0 / tier.bytes_per_s)
+
+
 def project_s(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> float:
     """Seconds of the norm and the QKV projection of the new token.
 

@@ -34,6 +34,7 @@ from kvplan.hardware_parts import (
 )
 from kvplan.link import Link, Links
 from kvplan.peer import Peer
+from kvplan.tier import Tier
 
 __all__ = [
     "DTYPES",
@@ -76,6 +77,7 @@ class HardwareProfile:
         residuals: key path of each curve of measured points to the largest relative distance
             of the curve below a point.
         peer: how GPUs of the same machine reach each other; None where unknown.
+        tier: memory the machine could have besides; None for what there is.
         ranks: GPUs that share every layer; 1 but for one rank of a tensor-parallel group.
         digest: SHA-256 of the content, in hex.
         date: ``yyyy-mm-dd`` of the profile.
@@ -97,6 +99,7 @@ class HardwareProfile:
     digest: str
     date: str
     peer: Peer | None = None
+    tier: Tier | None = None
     ranks: int = 1
 
     def __post_init__(self) -> None:
@@ -188,6 +191,8 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
         yield from (f"disk.queue.{index}" for index in range(len(profile.disk.queues)))
     if profile.peer is not None:
         yield from ("peer.bandwidth", "peer.latency")
+    if profile.tier is not None:
+        yield from ("tier.capacity", "tier.bandwidth", "tier.latency")
 
 
 def _link_paths(links: Links) -> Iterator[str]:
@@ -307,8 +312,9 @@ def scaled(profile: HardwareProfile, *, rate: float) -> HardwareProfile:
         ),
         "disk": disk and disk.faster(rate),
         "peer": profile.peer and profile.peer.faster(rate),
+        "tier": profile.tier and profile.tier.faster(rate),
     }
-    sizes = {"gpu.memory", "host.dram", "host.pinned", "disk.capacity"}
+    sizes = {"gpu.memory", "host.dram", "host.pinned", "disk.capacity", "tier.capacity"}
     paths = [path for path in number_paths(profile) if path not in sizes]
     return _changed(profile, f"rate={rate!r}", parts, paths, f"every rate times {rate:g}")
 

@@ -31,6 +31,7 @@ from kvplan.hardware_table import DEPTH, FLOP, RATE, SHARE, SIZE, TIME, TOKENS, 
 from kvplan.link import Pieces, Uplink
 from kvplan.peer import Peer
 from kvplan.slot import C2C, Slot, parse_link
+from kvplan.tier import ATTENDED_BY, Tier
 
 SCHEMA = 1
 """Version of the file format."""
@@ -96,7 +97,7 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
     unified = "unified" in document
     top.keys(
         "schema name title kind date gpu host" + " unified" * unified + " h2d d2h" * (not unified),
-        "aliases disk peer" + " link" * (not unified),
+        "aliases disk peer tier" + " link" * (not unified),
     )
     if unified and document["unified"] is not True:
         raise top.error("unified", document["unified"], "true, or left out")
@@ -113,6 +114,7 @@ def from_document(document: dict[str, Any], file: str = "hardware") -> HardwareP
         "host": _host(top, unified),
         "disk": _disk(top) if "disk" in document else None,
         "peer": _peer(top) if "peer" in document else None,
+        "tier": _tier(top) if "tier" in document else None,
         "date": top.date("date"),
     }
     digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -125,6 +127,18 @@ def _peer(top: Table) -> Peer:
     peer = top.table("peer", "bandwidth latency")
     return peer.build(
         Peer, bytes_per_s=peer.number("bandwidth", RATE), latency_s=peer.number("latency", TIME)
+    )
+
+
+def _tier(top: Table) -> Tier:
+    tier = top.table("tier", "name capacity bandwidth latency attended_by")
+    return tier.build(
+        Tier,
+        name=tier.text("name"),
+        capacity_bytes=tier.size("capacity"),
+        bytes_per_s=tier.number("bandwidth", RATE),
+        latency_s=tier.number("latency", TIME),
+        attended_by=tier.choice("attended_by", ATTENDED_BY),
     )
 
 

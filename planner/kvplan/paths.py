@@ -58,6 +58,8 @@ class Path:
             (in a staging buffer), ``away`` (where it lies; query and partial result travel).
         exact: whether attention sees the bits that were computed.
         precision: format of the stored copy where it is not the cache's own.
+        latency: seconds of a query, and of a partial result, to where it is attended; None for
+            those to the host.
         staging: extra bytes per token in a staging buffer beside K and V in the cache format.
     """
 
@@ -69,6 +71,7 @@ class Path:
     exact: bool = True
     precision: str | None = None
     staging: Callable[[LayerSpec, str], float] = lambda layer, dtype: 0.0
+    latency: Callable[[HardwareProfile], float | None] = lambda hardware: None
 
     def available(self, hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> bool:
         """Whether this machine can run every leg; with one memory for all, only inside it."""
@@ -186,6 +189,32 @@ def from_disk(path: Path) -> Path:
     )
 
 
+ATTEND_TIER = Path(
+    name="attend_tier",
+    summary="K and V lie in the machine's what-if tier and are attended there",
+    stored=lambda layer, dtype: {"tier": _kv(layer, dtype)},
+    legs=lambda hardware, layer, dtype, weights: (
+        Leg(
+            "attend_tier",
+            "gpu" if hardware.tier and hardware.tier.attended_by == "gpu" else "tier",
+            _kv(layer, dtype),
+            cost.attend_tier(hardware),
+        ),
+    ),
+    attends="away",
+    latency=lambda hardware: hardware.tier.latency_s if hardware.tier else None,
+)
+
+FETCH_TIER = Path(
+    name="fetch_tier",
+    summary="K and V wait in the machine's what-if tier and cross a link of its own",
+    stored=lambda layer, dtype: {"tier": _kv(layer, dtype)},
+    legs=lambda hardware, layer, dtype, weights: (
+        Leg("copy_kv", "tier", _kv(layer, dtype), cost.read_tier(hardware)),
+    ),
+)
+
+
 def fetch_quantised(precision: str) -> Path:
     """A fetch of K and V stored in a smaller format and unpacked on arrival.
 
@@ -222,6 +251,8 @@ REGISTRY: dict[str, Path] = {
         RECOMPUTE_RESIDENT,
         ATTEND_HOST,
         FETCH_DISK,
+        ATTEND_TIER,
+        FETCH_TIER,
         fetch_quantised("int8"),
         fetch_quantised("int4"),
     )

@@ -147,6 +147,7 @@ class Scenario:
             "dram": float(dram),
             "pinned": float(min(pinned)),
             "disk": float(disk),
+            **({"tier": float(hardware.tier.capacity_bytes)} if hardware.tier else {}),
         }
 
     @cached_property
@@ -205,5 +206,8 @@ class Scenario:
             names.append("attend_host")
         if self.capacity["disk"] > 0:
             names.append("fetch_disk")
+        tier = self.hardware.tier
+        if tier is not None:
+            names.append("fetch_tier" if tier.attended_by == "none" else "attend_tier")
         names += [f"fetch_{precision}" for precision in self.options.allow]
         return find(names)

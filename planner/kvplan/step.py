@@ -297,6 +297,9 @@ class _Builder(GraphBuilder):
         variables = (self.variable(layer, None, path),)
         there_s = cost.query_s(self.hardware, spec, self.workload.kv_dtype, sequences)
         back_s = cost.partial_s(self.hardware, spec, sequences)
+        latency_s = path.latency(self.hardware)
+        if latency_s is not None:
+            there_s = back_s = latency_s
 
         def operation(name: str, leg: Leg | None, curve: Curve) -> Operation:
             return Operation(
@@ -420,7 +423,9 @@ class _Builder(GraphBuilder):
             for path in self.structure.get((layer, stage), ())
         ]
         stored = self.graph.variables
-        kept = tuple(v for v in variables if not {"dram", "disk"}.isdisjoint(stored[v].stored))
+        kept = tuple(
+            v for v in variables if not {"dram", "disk", "tier"}.isdisjoint(stored[v].stored)
+        )
         if not kept:
             return
         spec = self.model.layers[layer]

@@ -17,7 +17,7 @@ LATENCY = "latency"
 PID = 1
 """Process of the events. To Perfetto process and thread 0 are the idle task: both count from 1."""
 
-_ORDER = ("gpu", "h2d", "d2h", "host", "disk", "cpu")
+_ORDER = ("gpu", "h2d", "d2h", "host", "disk", "tier", "cpu")
 
 
 def trace(

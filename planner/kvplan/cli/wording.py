@@ -15,6 +15,7 @@ _VERBS = {
     "resident": "keep {} in HBM", "fetch": "fetch {}", "recompute": "recompute {}",
     "recompute_resident": "recompute {} from activations in HBM",
     "attend_host": "attend {} on the host", "fetch_disk": "fetch {} from disk",
+    "attend_tier": "attend {} in the tier", "fetch_tier": "fetch {} from the tier",
     "fetch_int8": "fetch {} as int8", "fetch_int4": "fetch {} as int4",
 }  # fmt: skip
 

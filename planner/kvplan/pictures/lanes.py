@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ORDER = ("gpu", "h2d", "d2h", "host", "disk", "cpu")
+ORDER = ("gpu", "h2d", "d2h", "host", "disk", "tier", "cpu")
 """Lanes from top to bottom."""
 
 PLAIN = {

@@ -37,6 +37,8 @@ PATHS = {
     "fetch_int8": (SKY, "++"),
     "fetch_int4": ("#A6DBF7", "oo"),
     "fetch_disk": (DARK, "||"),
+    "attend_tier": (YELLOW, "**"),
+    "fetch_tier": (BLACK, "O"),
     "stream_weights": (GREY, "--"),
 }
 """Path to its colour and hatch."""
