@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 from kvplan.dtypes import QUANTISED_DTYPES
 from kvplan.errors import InputError
@@ -130,6 +131,10 @@ class Scenario:
                 raise InputError(name, getattr(self.budgets, name), f"0: {ONE_POOL}")
         if self.options.weights == "streamed":
             raise InputError("weights", "streamed", f"auto or resident: {ONE_POOL}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: the fields, without what was worked out from them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def capacity(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ Run with ``python tests/benchmarks/pictures.py``; matplotlib is loaded before th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.planning import make_plan
 from kvplan.scenario import Scenario
+from kvplan.sweep import row
 from kvplan.validation_file import read_results
 from kvplan.workload import Workload
 
@@ -27,15 +29,23 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3.1-70b")
     parser.add_argument("--gpu", default="h200")
     asked = parser.parse_args()
-    plan = make_plan(Scenario(
-        model=load_model(asked.model), hardware=load_hardware(asked.gpu),
+    asked_of = Scenario(
+        model=load_model(asked.model),
+        hardware=load_hardware(asked.gpu),
         workload=Workload(batch=32, context=8192, gen=256),
-    ))  # fmt: skip
+    )
+    plan = make_plan(asked_of)
+    results = read_results(RESULTS)
+    batches = [
+        dataclasses.replace(asked_of, workload=dataclasses.replace(asked_of.workload, batch=b))
+        for b in (1, 2, 4, 8, 16, 32)
+    ]
+    swept = [{"batch": s.workload.batch, **row(s, "estimate")} for s in batches]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         pictures.save(pictures.values(plan), Path(folder) / "first.png")
         for name, kind in pictures.KINDS.items():
-            document = plan if kind.reads == "plan" else read_results(RESULTS)
+            document = {"plan": plan, "results": results, "rows": swept}[kind.reads]
             times = []
             for ending in ("png", "svg"):
                 start = time.perf_counter()
