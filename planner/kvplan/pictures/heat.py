@@ -123,8 +123,8 @@ def workload_data(plan: Plan) -> dict[str, Any]:
 
 
 def _around(value: int, least: int, most: int) -> list[int]:
-    """A value with three halves below and three doublings above."""
-    return sorted({min(max(round(value * 2.0**k), least), most) for k in range(-3, 4)})
+    """A value with two halves below and three doublings above."""
+    return sorted({min(max(round(value * 2.0**k), least), most) for k in range(-2, 4)})
 
 
 def machine_data(plan: Plan) -> dict[str, Any]:
