@@ -29,7 +29,8 @@ Drawn = tuple[str, str, Scenario]
 def drawn(count: int, seed: int) -> Iterator[tuple[str, str, dict[str, object]]]:
     """Model, card and the rest of each scenario."""
     draw = random.Random(seed)
-    models, cards = model_names(), hardware_names()
+    models = model_names()
+    cards = [name for name in hardware_names() if not load_hardware(name).unified]
     for _ in range(count):
         yield draw.choice(models), draw.choice(cards), {
             "batch": draw.choice([1, 4, 8, 16, 32, 64, 128]),
