@@ -71,6 +71,16 @@ def test_scalekvs_memory_figures(
     assert {tokens: int(mib(tokens)) for tokens in shares} == shares
 
 
+def test_infinitys_own_layers_weigh_as_much() -> None:
+    """The same figures from the model of the library: 6425 tokens, and 650 per layer."""
+    model = load_model("infinity-2b")
+    sequences = 8 * model.sequences_per_sample
+    assert sum(model.scales[:-1]) == 6425
+    assert model.kv_bytes(6425, 2) * sequences / 2**20 == 38550.0
+    kept = budgeted_model(model, scalekv(650, 6425, len(model.layers), [0], 6385))
+    assert kept.kv_bytes(6425, 2) * sequences / 2**20 == 3900.0
+
+
 @pytest.mark.parametrize(
     "text",
     [

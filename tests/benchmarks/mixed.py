@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Iterator
 
-from kvplan.errors import InfeasibleError
+from kvplan.errors import InfeasibleError, InputError
 from kvplan.hardware_library import hardware_names, load_hardware
 from kvplan.model_library import load_model, model_names
 from kvplan.planning import make_plan
@@ -62,12 +62,12 @@ def solved(
     start = time.process_time()
     asked = scenario(*case)
     gap: float | None = None
-    if whole:
-        with contextlib.suppress(InfeasibleError):
+    with contextlib.suppress(InfeasibleError, InputError):  # nothing fits, or a model needs more
+        if whole:
             gap = make_plan(asked).prediction.gap
-    else:
-        found = find(asked)
-        gap = None if found is None else found.gap
+        else:
+            found = find(asked)
+            gap = None if found is None else found.gap
     spent = time.process_time() - start
     return spent, gap, f"{case[0]} on {case[1]} {case[2]}"
 
