@@ -12,7 +12,8 @@ from cli_runner import run
 
 from kvplan.cli import app
 from kvplan.export.registry import REGISTRY
-from kvplan_validate import accuracy, accuracy_plot, chosen
+from kvplan.pictures.measured import accuracy_data
+from kvplan_validate import accuracy, chosen
 
 README = Path(__file__).parents[1] / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="the README is not in a wheel")
@@ -113,6 +114,9 @@ def test_the_picture_shows_every_measured_step() -> None:
     assert found
     picture = README.parent / found[1]
     document = json.loads((picture.parent / "results.json").read_text(encoding="utf-8"))
-    groups = accuracy_plot.points([document])
-    shown = accuracy_plot.drawn_points(picture.read_text(encoding="utf-8"))
-    assert {name: len(pairs) for name, pairs in groups.items()} == shown
+    groups = accuracy_data(document)["groups"]
+    drawn = picture.read_text(encoding="utf-8")
+    for name, points in groups.items():
+        group = f"steps {name}".replace(",", "").replace(" ", "-")
+        _, _, rest = drawn.partition(f'<g id="{group}">')
+        assert rest.partition("</g>\n   <g")[0].count("<use ") == len(points), name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_validate import accuracy_plot
 from kvplan_validate.chosen import compared, table
 
 
@@ -40,14 +39,3 @@ def test_the_table_shows_all_of_them() -> None:
     assert lines[0] == "| milliseconds per step | overlapped fetch | staged pipeline | kvplan |  |"
     assert lines[2].endswith("| 30.0 | 20.0 | 10.0 | 2.00x as fast as staged pipeline |")
     assert lines[3].endswith("| 20.5 | 2.5 % slower than staged pipeline |")
-
-
-def test_steps_are_drawn_by_class() -> None:
-    plain = {
-        "case": {}, "decision": {"shares": {"resident": 1.0}}, "busy_s": {"gpu": 0.01},
-        "predicted_s": 0.01, "measured_s": 0.0125, "error": -0.2,
-    }  # fmt: skip
-    eager = plain | {"case": {"mode": "eager"}}
-    failed = plain | {"error": None}
-    found = accuracy_plot.points([{"results": [plain, eager, failed]}])
-    assert found == {"everything resident": [(12.5, 10.0)], "launched eagerly": [(12.5, 10.0)]}

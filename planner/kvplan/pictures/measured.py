@@ -72,7 +72,7 @@ def accuracy(results: Mapping[str, Any]) -> Figure:
             linewidth=0,
             label="within 10 %",
         )
-        for row, points in enumerate(groups.values()):
+        for row, (name, points) in enumerate(groups.items()):
             colour, marker = style.SERIES[row % 7], style.MARKERS[row % 7]
             left.plot(
                 [1e3 * p["measured_s"] for p in points],
@@ -81,6 +81,7 @@ def accuracy(results: Mapping[str, Any]) -> Figure:
                 color=colour,
                 markersize=4.5,
                 markerfacecolor="none",
+                gid=f"steps {name}".replace(",", "").replace(" ", "-"),
             )
             spread = [(k % 7 - 3) * 0.075 for k in range(len(points))]
             right.plot(
