@@ -60,9 +60,9 @@ def solved(
 ) -> tuple[float, float | None, str]:
     """CPU seconds, proven gap (None where nothing fits) and a name."""
     start = time.process_time()
-    asked = scenario(*case)
     gap: float | None = None
     with contextlib.suppress(InfeasibleError, InputError):  # nothing fits, or a model needs more
+        asked = scenario(*case)
         if whole:
             gap = make_plan(asked).prediction.gap
         else:
