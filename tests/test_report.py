@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from cli_runner import run
 
-from kvplan.cli import wording
+from kvplan import wording
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.pictures import KINDS

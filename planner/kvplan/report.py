@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kvplan import pictures
-from kvplan.cli import wording
+from kvplan import pictures, wording
 from kvplan.pictures.style import svg
 from kvplan.plan import Plan
 from kvplan.planning import scenario_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from kvplan.cli import wording
+from kvplan import wording
 from kvplan.units import format_seconds
 
 if TYPE_CHECKING:

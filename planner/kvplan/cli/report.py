@@ -90,7 +90,7 @@ def report(
         write_text(output, written(document, trace, found, chosen))
         say("note", f"wrote {output}")
     if as_json:
-        from kvplan.cli import wording
+        from kvplan import wording
         from kvplan.pictures import KINDS
 
         more = {} if trace is None else {"measured": trace}

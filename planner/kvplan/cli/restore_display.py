@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from kvplan.cli import wording
+from kvplan import wording
 from kvplan.cli.display import facts
-from kvplan.cli.wording import percent, times
 from kvplan.units import format_bytes, format_rate, format_seconds
+from kvplan.wording import percent, times
 
 if TYPE_CHECKING:
     from rich.console import Console

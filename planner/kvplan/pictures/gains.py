@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
-from kvplan.cli import wording
+from kvplan import wording
 from kvplan.plan import Plan
 from kvplan.units import format_seconds
 

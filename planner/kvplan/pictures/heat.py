@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
-from kvplan.cli import wording
+from kvplan import wording
 from kvplan.cost import flop_per_s
 from kvplan.curve import Curve
 from kvplan.errors import InfeasibleError, InputError

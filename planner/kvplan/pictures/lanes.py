@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
-from kvplan.cli import wording
+from kvplan import wording
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
-from kvplan.cli import wording
+from kvplan import wording
 from kvplan.errors import InfeasibleError
 from kvplan.estimate import try_estimate
 from kvplan.plan import Plan

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
-from kvplan import cost, flop
-from kvplan.cli import wording
+from kvplan import cost, flop, wording
 from kvplan.dtypes import element_bytes
 from kvplan.evaluate import Evaluation
 from kvplan.plan import Plan

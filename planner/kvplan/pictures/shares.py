@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
-from kvplan import kvpr
+from kvplan import kvpr, wording
 from kvplan.baselines import kvpr_layer
-from kvplan.cli import wording
 from kvplan.plan import Plan
 from kvplan.planning import scenario_of
 

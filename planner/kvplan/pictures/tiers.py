@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
+from kvplan import wording
 from kvplan.allocation import Allocation, Segment
-from kvplan.cli import wording
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.plan import Plan
 from kvplan.planning import allocation_of, scenario_of, schedule_of
