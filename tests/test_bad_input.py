@@ -190,8 +190,14 @@ def test_an_option_of_restore(option: str, value: str, says: str) -> None:
     refused(run(*RESTORE, option, value), 2, says, given=value)
 
 
-def test_pageable_copies_need_a_figure() -> None:
-    refused(run(*RESTORE, "--pageable"), 2, "--pageable-bandwidth")
+def test_pageable_copies_need_a_figure(tmp_path: Path) -> None:
+    text = (data_dir("hwprofiles") / "t4.toml").read_text(encoding="utf-8")
+    kept = [line for line in text.splitlines() if not line.startswith("pageable_bandwidth")]
+    file = tmp_path / "plain.toml"
+    file.write_text("\n".join(kept), encoding="utf-8")
+    asked = [str(file) if word == "t4" else word for word in RESTORE]
+    assert str(file) in asked
+    refused(run(*asked, "--pageable"), 2, "--pageable-bandwidth")
 
 
 @pytest.mark.parametrize(
@@ -401,7 +407,11 @@ MODELS: list[tuple[str, str | bytes, str]] = [
     ("null", "null", "config.json"),
     ("deep", "[" * 20_000, "config.json"),
     ("no keys", "{}", "model_type"),
-    ("unknown family", json.dumps(CONFIG | {"model_type": "mamba9"}), "model_type"),
+    (
+        "unknown family",
+        json.dumps({"model_type": "mamba9", "hidden_size": 64}),
+        "num_hidden_layers",
+    ),
     ("negative width", json.dumps(CONFIG | {"hidden_size": -1}), "hidden_size"),
     ("text for a number", json.dumps(CONFIG | {"num_hidden_layers": "4"}), "num_hidden_layers"),
     ("no layers", json.dumps(CONFIG | {"num_hidden_layers": 0}), "num_hidden_layers"),

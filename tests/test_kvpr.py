@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import examples, ideal, layer, magnitudes, model
+from strategies import LINKED, examples, ideal, layer, magnitudes, model
 
 from kvplan import kvpr
 from kvplan.allocation import tokens_by_path
@@ -17,7 +17,7 @@ from kvplan.baselines import kvpr_layer, kvpr_pipelined, kvpr_serial
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation
 from kvplan.hardware import override
-from kvplan.hardware_library import hardware_names, load_hardware
+from kvplan.hardware_library import load_hardware
 from kvplan.kvpr import Layer, pipelined_split, serial_split
 from kvplan.model_library import load_model, model_names
 from kvplan.scenario import Options, Scenario
@@ -206,7 +206,7 @@ LOAD = Workload(source_tokens=64)
 def test_recompute_is_not_offered_where_activations_are_no_smaller(index: int, name: str) -> None:
     """Each model on one of the cards in turn, also with a link a hundred times slower."""
     spec = load_model(name)
-    hardware = load_hardware(hardware_names()[index % len(hardware_names())])
+    hardware = load_hardware(LINKED[index % len(LINKED)])
     slow = override(hardware, h2d_bytes_per_s=hardware.h2d.copy.rate() / 100)
     for machine in (hardware, slow):
         for options in (Options(), Options(paths=("resident", "fetch", "recompute"))):
@@ -223,7 +223,7 @@ def test_recompute_is_not_offered_where_activations_are_no_smaller(index: int, n
 @pytest.mark.parametrize(("index", "name"), list(enumerate(model_names()))[::3])
 def test_plans_do_not_recompute_where_activations_are_no_smaller(index: int, name: str) -> None:
     """What the search chooses, every third model on one of the cards in turn."""
-    gpu = hardware_names()[index % len(hardware_names())]
+    gpu = LINKED[index % len(LINKED)]
     scenario = Scenario(model=load_model(name), hardware=load_hardware(gpu), workload=LOAD)
     try:
         best = search(scenario).best

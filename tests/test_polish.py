@@ -19,8 +19,11 @@ from kvplan.block_program import Goal
 from kvplan.candidates import unit_graph
 from kvplan.evaluate import evaluate
 from kvplan.exchange import exchanged
+from kvplan.hardware_library import load_hardware
+from kvplan.model_library import load_model
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
+from kvplan.solve import search
 from kvplan.workload import Budgets, Workload
 
 NO_GOAL = Goal(least_s=0.0, most_s=1e9, near=1e-6)
@@ -116,3 +119,14 @@ def test_what_the_solver_prints_stays_off_standard_output(
     assert found is not None
     assert found[0] == pytest.approx(1.0)
     assert capfd.readouterr().out == "data\n"
+
+
+def test_groups_of_layers_stage_in_their_own_group() -> None:
+    """A model whose polished candidates have stages that are groups of layers."""
+    asked = Scenario(
+        model=load_model("gemma-7b"), hardware=load_hardware("a100-80gb-sxm"), workload=Workload()
+    )
+    best = search(asked).best
+    assert best.overflow(asked.capacity) is None
+    for index, segments in enumerate(best.allocation):
+        assert sum(s.tokens for s in segments) == asked.cached_tokens(index)

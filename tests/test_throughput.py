@@ -87,8 +87,7 @@ def test_the_answer_says_why_no_more(asked: Scenario, limit: str, says: str) -> 
     assert (found.limit, says in found.why) == (limit, True), found.why
 
 
-def test_micro_batches_hide_attention_on_the_host() -> None:
-    """While the CPU attends for one half of the batch the GPU works for the other."""
+def test_free_micro_batches_are_as_good_as_any_one_number() -> None:
     asked = Scenario(
         model=load_model("llama-3.1-8b"),
         hardware=load_hardware("h200"),
@@ -97,11 +96,11 @@ def test_micro_batches_hide_attention_on_the_host() -> None:
         options=dataclasses.replace(QUICK, paths=("resident", "attend_host")),
         objective=Objective(goal="throughput", batches=(32, 32)),
     )
-    one = dataclasses.replace(asked.objective, micro_batches=(1,))
-    whole = throughput.search(dataclasses.replace(asked, objective=one))
-    parts = throughput.search(asked)
-    assert parts.batching.micro_batches > 1
-    assert parts.tokens_per_s > whole.tokens_per_s * 1.01
+    free = throughput.search(asked)
+    for number in (1, 2, 4):
+        one = dataclasses.replace(asked.objective, micro_batches=(number,))
+        fixed = throughput.search(dataclasses.replace(asked, objective=one))
+        assert free.tokens_per_s >= fixed.tokens_per_s * (1 - 1e-9)
 
 
 def test_a_plan_holds_the_choice_and_replays() -> None:

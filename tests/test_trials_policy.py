@@ -93,7 +93,8 @@ def test_a_plan_for_the_same_machine_is_no_slower_than_the_policy() -> None:
     """The searched plan at the same batch, against FlexGen's policy judged the same way."""
     found = run(
         "compare", "--model", "opt-30b", "--gpu", "t4", "--batch", "144", "--micro-batches", "3",
-        "--context", "512", "--gen", "32", "--h2d", "13.84GB/s", "--host-attention", "12.3GB/s",
+        "--context", "512", "--gen", "32", "--link", "pcie3x16", "--h2d", "13.84GB/s",
+        "--host-attention", "12.3GB/s",
         "--hbm", "16GiB", "--utilisation", "1", "--dram", "200GB", "--flexgen",
         "20,80,0,100,0,100", "--stages", "4", "--queue-depth", "2", "--axis", "token", "--json",
     )  # fmt: skip

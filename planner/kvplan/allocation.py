@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvplan.errors import InputError
@@ -170,6 +170,24 @@ def placed(
             parts |= spread(means, max(left, 0), carries[number])
         layers.append(laid_out(count, block, parts))
     return tuple(layers)
+
+
+def in_groups(allocation: Allocation, groups: int) -> Allocation:
+    """Layers cut into groups: what a layer stages is in the stage of its own group.
+
+    >>> [[s.stage for s in layer] for layer in in_groups(((Segment(0, 64, "fetch", 0),),) * 3, 3)]
+    [[0], [1], [2]]
+    """
+    return tuple(
+        tuple(
+            segment if segment.stage is None else replace(segment, stage=group)
+            for segment in segments
+        )
+        for segments, group in (
+            (segments, group_of(index, len(allocation), groups))
+            for index, segments in enumerate(allocation)
+        )
+    )
 
 
 def laid_out(count: int, block: int, parts: Mapping[Place, int]) -> tuple[Segment, ...]:

@@ -23,7 +23,7 @@ def hardware_aliases() -> dict[str, tuple[str, ...]]:
     name is found without reading every file.
 
     >>> hardware_aliases()["a100-40gb-pcie"]
-    ('a100', 'a100-40gb')
+    ('a100', 'a100-40gb', 'NVIDIA A100-PCIE-40GB')
     """
     folder = data_dir("hwprofiles")
     index = tomllib.loads((folder / _INDEX).read_text(encoding="utf-8"))

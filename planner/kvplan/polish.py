@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from kvplan import block_program, program
-from kvplan.allocation import Place, placed
+from kvplan.allocation import Place, in_groups, placed
 from kvplan.block_program import Goal
 from kvplan.candidates import Candidate, unit_graph
 from kvplan.certificate import GOOD_GAP
@@ -189,6 +189,8 @@ def in_blocks(
         layers = range(len(scenario.model.layers))
         tokens = [scenario.cached_tokens(i) for i in layers]
         allocation = placed(tokens, wanted, block, free)
+        if candidate.schedule.axis == "layer":
+            allocation = in_groups(allocation, candidate.schedule.stages)
         streamed = [shares[i % len(shares)] for i in layers]
         over = overflow(memory_bytes(unit, allocation, streamed), scenario.capacity)
         if over is None:
