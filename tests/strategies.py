@@ -292,6 +292,7 @@ def workloads(draw: st.DrawFn, most_context: int = 2000) -> Workload:
         gen=draw(st.sampled_from((0, 0, 16))), block=draw(st.sampled_from((1, 16, 64))),
         micro_batches=micro_batches, schedule=draw(st.sampled_from(("column", "row"))),
         source_tokens=draw(st.sampled_from((0, 32))),
+        new_tokens=draw(st.sampled_from((1, 1, 1, 7))),
     )  # fmt: skip
 
 

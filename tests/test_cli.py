@@ -185,7 +185,7 @@ def test_options_reach_the_plan() -> None:
     assert inputs["workload"] == {
         "batch": 64, "context": 1024, "gen": 24, "kv_dtype": "bf16", "block": 32,
         "micro_batches": 2, "schedule": "row", "source_tokens": None, "tp": 1,
-        "layer_tokens": None,
+        "layer_tokens": None, "new_tokens": 1,
     }  # fmt: skip
     assert inputs["budgets"] == {
         "hbm_bytes": 3 * 2**30, "utilisation": 0.8, "reserve_bytes": 2**26,

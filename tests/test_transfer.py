@@ -15,7 +15,11 @@ from kvplan.hardware_library import hardware_names, load_hardware
 from kvplan.transfer import Transfer, seconds, sustained_bytes_per_s
 from kvplan.units import GIB, KIB, MIB
 
-LINKED = [card for name in hardware_names() if (card := load_hardware(name)).links]
+LINKED = [
+    card
+    for name in hardware_names()
+    if not name.startswith("what-if") and (card := load_hardware(name)).links
+]
 A100 = load_hardware("a100")
 
 

@@ -131,6 +131,43 @@ def attend(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: i
     return latest(read, affine(gpu.kernel_s, per_byte / flop_per_s(hardware, dtype)))
 
 
+def attend_work(hardware: HardwareProfile, layer: LayerSpec, dtype: str, new: int) -> Curve:
+    """Seconds that the products of several queries need; the volume is bytes of K and V read.
+
+    Each new token of a sequence takes ``2 * heads * (K + V width)`` FLOP per cached token, at the
+    rate of matrix products; with many of them that is the limit and no longer reading.
+
+    >>> from kvplan.hardware_library import load_hardware
+    >>> from kvplan.model_library import load_model
+    >>> layer = load_model("llama-7b").layers[0]  # 32 heads of 128; a token is 16 KiB
+    >>> curve = attend_work(load_hardware("a100"), layer, "fp16", 64)
+    >>> round(curve.pieces[0].s_per_unit * 16384 * flop_per_s(load_hardware("a100"), "fp16"))
+    1048576
+    """
+    work = 2.0 * new * (layer.query_elements + layer.partial_elements)
+    per_byte = work / layer.kv_bytes(element_bytes(dtype))
+    return affine(hardware.gpu.kernel_s, per_byte / flop_per_s(hardware, dtype))
+
+
+def attend_new_s(
+    hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int, new: int
+) -> float:
+    """Seconds in which the new tokens of each sequence attend to each other, all to all; one new
+    token is part of the merge.
+    """
+    if new == 1:
+        return 0.0
+    work = 2.0 * sequences * new * new * (layer.query_elements + layer.partial_elements)
+    return hardware.gpu.kernel_s + work / flop_per_s(hardware, dtype)
+
+
+def new_bytes(model: ModelSpec, dtype: str, rows: int) -> float:
+    """Bytes of K and V of the new tokens of two layers: one that is computed, one that is sent to
+    its place.
+    """
+    return 2.0 * rows * max(layer.kv_bytes(element_bytes(dtype)) for layer in model.layers)
+
+
 def attend_staged(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> Curve:
     """As `attend`, for tokens that a copy brings: a kernel that waits takes a little longer."""
     return attend(hardware, layer, dtype, sequences).plus(hardware.gpu.wait_s or 0.0, 0.0)

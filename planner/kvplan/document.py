@@ -173,7 +173,7 @@ def predict(scenario: Scenario, best: Evaluation, found: Search | None = None) -
     moved = best.graph.link_bytes(best.values)
     return Prediction(
         step_s=step_s,
-        tokens_per_s=scenario.workload.batch / step_s,
+        tokens_per_s=scenario.workload.batch * scenario.workload.new_tokens / step_s,
         bound_s=bound_s,
         gap=max(step_s / bound_s - 1.0, 0.0) if bound_s else 0.0,
         bottleneck=best.simulation.bottleneck,

@@ -81,6 +81,7 @@ class WorkloadInput(_Part, frozen=True):
     source_tokens: Count | None = None
     tp: Positive = 1
     layer_tokens: Annotated[list[Positive], Meta(min_length=1, max_length=MAX_LAYERS)] | None = None
+    new_tokens: Positive = 1
 
 
 class BudgetInput(_Part, frozen=True):

@@ -203,16 +203,22 @@ class Scenario:
         return f"a path that {self.hardware.name} has figures for in {dtype}: {names}"
 
     def _named(self) -> tuple[Path, ...]:
-        return find(self.options.paths or ())
+        found = find(self.options.paths or ())
+        for path in found:
+            if path.attends == "away" and self.workload.new_tokens > 1:
+                accepted = "paths that bring K and V to the GPU: others attend one new token"
+                raise InputError("paths", path.name, accepted)
+        return found
 
     def _default(self) -> tuple[Path, ...]:
         names = ["resident", "fetch", "recompute", "recompute_resident"]
         if self.hardware.host_attention_measured or HOST_RATE in self.overrides:
-            names.append("attend_host")
+            names += ["attend_host"] * (self.workload.new_tokens == 1)
         if self.capacity["disk"] > 0:
             names.append("fetch_disk")
         tier = self.hardware.tier
         if tier is not None:
-            names.append("fetch_tier" if tier.attended_by == "none" else "attend_tier")
+            alone = tier.attended_by == "none" or self.workload.new_tokens > 1
+            names.append("fetch_tier" if alone else "attend_tier")
         names += [f"fetch_{precision}" for precision in self.options.allow]
         return find(names)

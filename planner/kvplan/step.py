@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvplan import cost
-from kvplan.curve import ZERO, Curve, affine
+from kvplan.curve import ZERO, Curve, affine, latest
 from kvplan.dtypes import element_bytes
 from kvplan.graph import Buffer, GraphBuilder, Operation, StepGraph, Structure, Variable
 from kvplan.hardware import HardwareProfile
@@ -166,13 +166,7 @@ class _Builder(GraphBuilder):
         attended += self.attend_resident(layer, micro_batch, projected)
         for stage in self.stages_of(layer):
             attended += self.stage(layer, micro_batch, stage, projected)
-        curve = self.constant(
-            "finish",
-            layer,
-            lambda spec: cost.finish_s(
-                self.hardware, spec, self.weights_dtype, self.workload.micro_batch
-            ),
-        )
+        curve = self.constant("finish", layer, self.finish_s)
         finish = self.add(
             Operation(
                 "finish",
@@ -252,9 +246,17 @@ class _Builder(GraphBuilder):
         tokens, source = self.workload.tokens, self.workload.source_tokens or 0
         held = spec.held_bytes(tokens, size, source) * sequences
         borrowed = spec.borrowed_bytes(tokens, size) * sequences
-        return cost.project_s(self.hardware, spec, self.weights_dtype, sequences) + cost.held_s(
+        rows = self.workload.rows
+        return cost.project_s(self.hardware, spec, self.weights_dtype, rows) + cost.held_s(
             self.hardware, spec, held, borrowed
         )
+
+    def finish_s(self, spec: LayerSpec) -> float:
+        """Seconds of the new tokens' attention to each other and of all behind it."""
+        load = self.workload
+        return cost.finish_s(
+            self.hardware, spec, self.weights_dtype, load.rows
+        ) + cost.attend_new_s(self.hardware, spec, load.kv_dtype, load.micro_batch, load.new_tokens)
 
     def attend_resident(self, layer: int, micro_batch: int, projected: int) -> list[int]:
         """Attention over tokens whose K and V stay in HBM."""
@@ -287,16 +289,19 @@ class _Builder(GraphBuilder):
         if key not in self.curves:
             spec, sequences = self.model.layers[layer], self.workload.micro_batch
             size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * sequences
-            curve = attend(self.hardware, spec, self.workload.kv_dtype, sequences)
+            dtype, new = self.workload.kv_dtype, self.workload.new_tokens
+            curve = attend(self.hardware, spec, dtype, sequences)
+            if new > 1:
+                curve = latest(curve, cost.attend_work(self.hardware, spec, dtype, new))
             self.curves[key] = curve.scaled(size)
         return self.curves[key], cost.ATTEND_KERNELS
 
     def attend_away(self, layer: int, micro_batch: int, path: Path, projected: int) -> int:
         """Send the query to where the tokens lie, attend there, return the partial result."""
-        spec, sequences = self.model.layers[layer], self.workload.micro_batch
+        spec = self.model.layers[layer]
         variables = (self.variable(layer, None, path),)
-        there_s = cost.query_s(self.hardware, spec, self.workload.kv_dtype, sequences)
-        back_s = cost.partial_s(self.hardware, spec, sequences)
+        there_s = cost.query_s(self.hardware, spec, self.workload.kv_dtype, self.workload.rows)
+        back_s = cost.partial_s(self.hardware, spec, self.workload.rows)
         latency_s = path.latency(self.hardware)
         if latency_s is not None:
             there_s = back_s = latency_s
@@ -429,7 +434,7 @@ class _Builder(GraphBuilder):
         if not kept:
             return
         spec = self.model.layers[layer]
-        size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.micro_batch
+        size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.rows
         curve = self.constant(
             "write_back", layer, lambda _: cost.copy_to_host(self.hardware).seconds(size)
         )
@@ -449,7 +454,7 @@ class _Builder(GraphBuilder):
 
     def head(self, micro_batch: int, finish: int) -> None:
         """Vocabulary projection; one unit of several carries its part of it."""
-        seconds = cost.head_s(self.hardware, self.model, self.workload.micro_batch) / self.repeat
+        seconds = cost.head_s(self.hardware, self.model, self.workload.rows) / self.repeat
         self.finished[micro_batch] = self.add(
             Operation(
                 "head",
@@ -497,7 +502,9 @@ class _Builder(GraphBuilder):
             "hbm": resident
             + held * self.workload.batch
             + cost.shared_weight_bytes(model)
-            + cost.workspace_bytes(model, self.workload.micro_batch)
+            + cost.workspace_bytes(model, self.workload.rows)
+            + cost.new_bytes(model, self.workload.kv_dtype, self.workload.rows)
+            * (self.workload.new_tokens > 1)
         }
         if self.staged:
             ring = self.staging

@@ -146,6 +146,7 @@ def workload(plan: Plan) -> str:
     model, load = plan.inputs.model, plan.inputs.workload
     layers = len(plan.decision.layers)
     gen = f" + {load.gen} generated" if load.gen else ""
+    gen += f" + {load.new_tokens} new at once" if load.new_tokens > 1 else ""
     parts = f" in {load.micro_batches} micro-batches ({load.schedule})"
     return (
         f"{model.name}, {layers} layers, batch {load.batch}"

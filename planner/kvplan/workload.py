@@ -10,6 +10,7 @@ from kvplan.errors import InputError
 MAX_BATCH = 1 << 16
 MAX_CONTEXT = 1 << 30
 MAX_RANKS = 64
+MAX_NEW = 1 << 20
 
 
 def _whole(field: str, value: object, low: int, high: int) -> None:
@@ -36,6 +37,8 @@ class Workload:
             before the next (weights are loaded once per layer), ``row`` takes one through all.
         source_tokens: tokens of the source (text, sound, image) that cross-attention reads; None
             where the model has none.
+        new_tokens: tokens each sequence decodes in one step: 1, those of a whole scale of a visual
+            autoregressive model, or a draft that is verified.
     """
 
     batch: int = 32
@@ -48,6 +51,7 @@ class Workload:
     source_tokens: int | None = None
     tp: int = 1
     layer_tokens: tuple[int, ...] | None = None
+    new_tokens: int = 1
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -57,6 +61,7 @@ class Workload:
         _whole("block", self.block, 1, 1 << 20)
         _whole("micro_batches", self.micro_batches, 1, self.batch)
         _whole("tp", self.tp, 1, MAX_RANKS)
+        _whole("new_tokens", self.new_tokens, 1, MAX_NEW)
         for tokens in self.layer_tokens or ():
             _whole("layer_tokens", tokens, 1, MAX_CONTEXT)
         if self.batch % self.micro_batches:
@@ -78,6 +83,11 @@ class Workload:
     def micro_batch(self) -> int:
         """Sequences per micro-batch."""
         return self.batch // self.micro_batches
+
+    @property
+    def rows(self) -> int:
+        """New tokens of all sequences of a micro-batch: rows of every product of a step."""
+        return self.micro_batch * self.new_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

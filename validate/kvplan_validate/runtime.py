@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.graph import Operation
 from kvplan.scenario import Scenario
@@ -111,6 +112,9 @@ class Runtime:
         tail: int = 1,
     ) -> None:
         """Allocate buffers and make every operation ready."""
+        if scenario.workload.new_tokens > 1:
+            accepted = "1: a step that decodes several at once cannot be run here yet"
+            raise InputError("new_tokens", scenario.workload.new_tokens, accepted)
         self.scenario, self.evaluation, self.decoder, self.store = (
             scenario,
             evaluation,

@@ -43,6 +43,12 @@ class Request:
     gen: Annotated[str, _option(
         _LOAD, "--gen", metavar="TOKENS",
         help="Tokens still to be generated; the plan is for the last one.")] = "0"
+    new_tokens: Annotated[str | None, _option(
+        _LOAD, "--new-tokens", metavar="N", help="Tokens each sequence decodes in one step, such "
+        "as a draft that is verified. [default: 1, or those of --scale]")] = None
+    scale: Annotated[str | None, _option(
+        _LOAD, "--scale", metavar="K", help="Scale of a visual autoregressive model that the step "
+        "decodes, all before it cached. [default: the last one]")] = None
     segments: Annotated[str | None, _option(
         _LOAD, "--segments", metavar="N", help="Plan the whole generation, in N segments with "
         "decisions of their own, or auto. [default: only the last step is planned]")] = None

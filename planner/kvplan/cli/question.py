@@ -162,16 +162,27 @@ def _batching(request: Request, objective: Objective) -> dict[str, Any]:
 
 
 def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workload:
-    from kvplan.workload import MAX_RANKS, Workload
+    from kvplan.workload import MAX_NEW, MAX_RANKS, Workload
 
     gen = parse_tokens(request.gen, "--gen")
+    scale = _scale(request, model)
+    new = 1 if scale is None else model.scales[scale - 1]
+    if request.new_tokens is not None:
+        new = whole_number(request.new_tokens, "--new-tokens", MAX_NEW)
     if request.context is not None:
         context = parse_tokens(request.context, "--context")
+    elif scale is not None:
+        context = sum(model.scales[: scale - 1])
     else:
         room = (model.max_positions or DEFAULT_CONTEXT) - gen
         context = max(min(DEFAULT_CONTEXT, room), 1)
+    if new > 1 and (objective.seeks_throughput or request.segments is not None):
+        option = "--segments" if request.segments is not None else "--objective throughput"
+        accepted = f"1 with {option}: a step of one new token per sequence is repeated"
+        raise InputError("--new-tokens" if scale is None else "--scale", new, accepted)
     return Workload(
         context=context,
+        new_tokens=new,
         gen=gen,
         kv_dtype=request.kv_dtype,
         block=parse_tokens(request.block, "--block"),
@@ -181,6 +192,22 @@ def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workl
         source_tokens=None if request.source_tokens is None
         else parse_tokens(request.source_tokens, "--source-tokens"),
     )  # fmt: skip
+
+
+def _scale(request: Request, model: ModelSpec) -> int | None:
+    """The scale that a step decodes, from 1; None where the model has none, or its tokens are given
+    by hand.
+    """
+    if request.scale is None:
+        by_hand = request.context is not None or request.new_tokens is not None
+        return None if by_hand or len(model.scales) < 2 else len(model.scales)
+    if len(model.scales) < 2:
+        accepted = f"left out: {model.name} does not decode scale by scale"
+        raise InputError("--scale", request.scale, accepted)
+    scale = whole_number(request.scale, "--scale", len(model.scales))
+    if scale == 1:
+        raise InputError("--scale", 1, f"2 to {len(model.scales)}: nothing is cached before it")
+    return scale
 
 
 def _layer_tokens(request: Request, model: ModelSpec, context: int) -> tuple[int, ...] | None:
