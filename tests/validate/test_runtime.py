@@ -26,7 +26,9 @@ from kvplan_validate.runtime import Runtime  # noqa: E402
 from kvplan_validate.store import Store, fill, layout  # noqa: E402
 from kvplan_validate.token_file import TokenFile, aligned  # noqa: E402
 
-EXACT = [name for name, path in REGISTRY.items() if path.exact]
+WHAT_IF = ("fetch_tier", "attend_tier")
+EXACT = [name for name, path in REGISTRY.items() if path.exact and name not in WHAT_IF]
+"""Paths that a real machine has; a tier that could be cannot be run."""
 
 
 def small_model(*, grouped: bool, rope: bool, layers: int = 3) -> ModelSpec:

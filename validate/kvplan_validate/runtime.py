@@ -115,6 +115,10 @@ class Runtime:
         if scenario.workload.new_tokens > 1:
             accepted = "1: a step that decodes several at once cannot be run here yet"
             raise InputError("new_tokens", scenario.workload.new_tokens, accepted)
+        tiers = {v.path for v in evaluation.graph.variables if "tier" in v.stored}
+        if tiers:
+            accepted = "paths of a machine that exists: a what-if tier cannot be run"
+            raise InputError("paths", ", ".join(sorted(tiers)), accepted)
         self.scenario, self.evaluation, self.decoder, self.store = (
             scenario,
             evaluation,
