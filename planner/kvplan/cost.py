@@ -161,10 +161,13 @@ def attend_new_s(
     return hardware.gpu.kernel_s + work / flop_per_s(hardware, dtype)
 
 
-def new_bytes(model: ModelSpec, dtype: str, rows: int) -> float:
-    """Bytes of K and V of the new tokens of two layers: one that is computed, one that is sent to
-    its place.
+def new_bytes(model: ModelSpec, dtype: str, sequences: int, new: int) -> float:
+    """Bytes of K and V of several new tokens a sequence, of two layers: one that is computed, one
+    that is sent to its place; one new token is in the workspace.
     """
+    if new == 1:
+        return 0.0
+    rows = sequences * new
     return 2.0 * rows * max(layer.kv_bytes(element_bytes(dtype)) for layer in model.layers)
 
 

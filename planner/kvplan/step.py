@@ -503,8 +503,9 @@ class _Builder(GraphBuilder):
             + held * self.workload.batch
             + cost.shared_weight_bytes(model)
             + cost.workspace_bytes(model, self.workload.rows)
-            + cost.new_bytes(model, self.workload.kv_dtype, self.workload.rows)
-            * (self.workload.new_tokens > 1)
+            + cost.new_bytes(
+                model, self.workload.kv_dtype, self.workload.micro_batch, self.workload.new_tokens
+            )
         }
         if self.staged:
             ring = self.staging
