@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from kvplan.cli.completion import complete_gpu, complete_model
 from kvplan.cli.host import refusal
-from kvplan.cli.options import as_option
+from kvplan.cli.options import as_option, panel_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import share, whole_number
 from kvplan.errors import InputError
@@ -32,68 +30,64 @@ _ASKED, _LOAD, _MEMORY, _HOST = "Model and machine", "Workload", "Memory", "Host
 MOST_RANKS = 1024
 
 
-def _option(panel: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, **more)
-
-
 # fmt: off
 def fit(
-    model: Annotated[str, _option(
+    model: Annotated[str, panel_option(
         _ASKED, "--model", "-m", metavar="NAME|PATH", autocompletion=complete_model,
         help="Name, or a config.json; `kvplan models` lists names.")],
-    gpu: Annotated[str, _option(
+    gpu: Annotated[str, panel_option(
         _ASKED, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
         help="Name, or a .toml profile; `kvplan gpus` lists names.")],
-    tp: Annotated[str, _option(
+    tp: Annotated[str, panel_option(
         _ASKED, "--tp", metavar="N", help="GPUs that each layer's heads are divided over.")] = "1",
-    pp: Annotated[str, _option(
+    pp: Annotated[str, panel_option(
         _ASKED, "--pp", metavar="N", help="GPUs that the layers are divided over.")] = "1",
-    context: Annotated[str | None, _option(
+    context: Annotated[str | None, panel_option(
         _LOAD, "--context", metavar="TOKENS", help="Tokens per sequence, or several between "
         "commas. [default: the longest that fits]")] = None,
-    batch: Annotated[str | None, _option(
+    batch: Annotated[str | None, panel_option(
         _LOAD, "--batch", metavar="N",
         help="Sequences at once. [default: the most that fit]")] = None,
-    kv_dtype: Annotated[str, _option(
+    kv_dtype: Annotated[str, panel_option(
         _LOAD, "--kv-dtype", metavar="FORMAT",
         help="Format of the cache: fp16, fp8, int8, q8_0 ...")] = "fp16",
-    source_tokens: Annotated[str | None, _option(
+    source_tokens: Annotated[str | None, panel_option(
         _LOAD, "--source-tokens", metavar="TOKENS", help="Tokens of the source that "
         "cross-attention reads. [default: the model's]")] = None,
-    chunk: Annotated[str, _option(
+    chunk: Annotated[str, panel_option(
         _LOAD, "--chunk", "--chunk-tokens", metavar="TOKENS", help="Most tokens of one prefill, "
         "longer prompts are cut; none: never.")] = "8192",
-    chunk_above: Annotated[str, _option(
+    chunk_above: Annotated[str, panel_option(
         _LOAD, "--chunk-above", metavar="TOKENS", help="Cut prompts only where the longest "
         "context is above this, as some engines do.")] = "0",
-    memory: Annotated[str | None, _option(
+    memory: Annotated[str | None, panel_option(
         _MEMORY, "--memory", metavar="SIZE", help="GPU memory as the engine sees it. "
         "[default: of the profile]")] = None,
-    utilisation: Annotated[str, _option(
+    utilisation: Annotated[str, panel_option(
         _MEMORY, "--utilisation", "--utilization", metavar="SHARE",
         help="Share of the card's memory that the engine takes.")] = "0.9",
-    reserve: Annotated[str, _option(
+    reserve: Annotated[str, panel_option(
         _MEMORY, "--reserve", metavar="SIZE", help="Kept free of that share.")] = "0",
-    weights_bytes: Annotated[str | None, _option(
+    weights_bytes: Annotated[str | None, panel_option(
         _MEMORY, "--weights-bytes", metavar="SIZE", help="Weights of all GPUs together, or of one: "
         "7.5GiB/rank. [default: counted from the model]")] = None,
-    weights_dtype: Annotated[str | None, _option(
+    weights_dtype: Annotated[str | None, panel_option(
         _MEMORY, "--weights-dtype", metavar="FORMAT", help="Format of the weights: bf16, fp8, "
         "int8, gptq, awq, nf4, fp4. [default: the model's]")] = None,
-    host_cache: Annotated[str | None, _option(
+    host_cache: Annotated[str | None, panel_option(
         _HOST, "--host-cache", metavar="SIZE", help="Host memory for KV, of all GPUs together; "
         "`kvplan host` says how large it may be.")] = None,
-    per_rank: Annotated[bool, _option(
+    per_rank: Annotated[bool, panel_option(
         _HOST, "--per-rank", help="--host-cache is of each GPU.")] = False,
-    host_memory: Annotated[str | None, _option(
+    host_memory: Annotated[str | None, panel_option(
         _HOST, "--host-memory", metavar="SIZE", help="Memory the host has free. "
         "[default: of the profile]")] = None,
-    activation_peak: Annotated[str | None, _option(
+    activation_peak: Annotated[str | None, panel_option(
         _MEMORY, "--activation-peak", metavar="SIZE", help="Activations of the longest prefill. "
         "[default: estimated]")] = None,
-    non_torch: Annotated[str, _option(
+    non_torch: Annotated[str, panel_option(
         _MEMORY, "--non-torch", metavar="SIZE", help="CUDA context and libraries.")] = "0.4GiB",
-    block_size: Annotated[str, _option(
+    block_size: Annotated[str, panel_option(
         _MEMORY, "--block-size", metavar="TOKENS", help="Tokens per block of the cache.")] = "16",
     as_json: Json = False,
 ) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from kvplan.cli.completion import complete_gpu
-from kvplan.cli.options import as_option
+from kvplan.cli.options import as_option, panel_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import whole_number
 from kvplan.errors import InfeasibleError, InputError
@@ -33,45 +31,41 @@ _CACHE, _HOST = "Cache", "Host"
 MOST_RANKS = 1024
 
 
-def _option(panel: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, **more)
-
-
 # fmt: off
 def host(
-    cache: Annotated[str | None, _option(
+    cache: Annotated[str | None, panel_option(
         _CACHE, "--cache", metavar="SIZE", help="Host cache wanted, of all ranks together, such as "
         "100GiB. [default: only the budget is shown]")] = None,
-    per_rank: Annotated[bool, _option(
+    per_rank: Annotated[bool, panel_option(
         _CACHE, "--per-rank", help="--cache is of each rank, as LMCache, SGLang and TensorRT-LLM "
         "take it.")] = False,
-    ranks: Annotated[str, _option(
+    ranks: Annotated[str, panel_option(
         _CACHE, "--ranks", metavar="N",
         help="Processes on this host that allocate their own.")] = "1",
-    allocator: Annotated[str, _option(
+    allocator: Annotated[str, panel_option(
         _CACHE, "--allocator", metavar="caching|exact", help="Pinned by a framework, which rounds "
         "up to a power of two; or mapped and registered, exactly.")] = "caching",
-    buffers: Annotated[str, _option(
+    buffers: Annotated[str, panel_option(
         _CACHE, "--buffers", metavar="N",
         help="Buffers of one rank, each pinned by itself.")] = "1",
-    available: Annotated[str | None, _option(
+    available: Annotated[str | None, panel_option(
         _HOST, "--available", metavar="SIZE", help="Memory the host has free (MemAvailable). "
         "[default: of this machine]")] = None,
-    cgroup_limit: Annotated[str | None, _option(
+    cgroup_limit: Annotated[str | None, panel_option(
         _HOST, "--cgroup-limit", metavar="SIZE", help="Limit of the container.")] = None,
-    cgroup_usage: Annotated[str, _option(
+    cgroup_usage: Annotated[str, panel_option(
         _HOST, "--cgroup-usage", metavar="SIZE", help="What the container uses already.")] = "0",
-    reserve: Annotated[str, _option(
+    reserve: Annotated[str, panel_option(
         _HOST, "--reserve", metavar="SIZE", help="Kept free for everything else.")] = "10GB",
-    growth: Annotated[str, _option(
+    growth: Annotated[str, panel_option(
         _HOST, "--growth", metavar="SIZE", help="What the processes take more under load.")] = "0",
-    pinned_limit: Annotated[str | None, _option(
+    pinned_limit: Annotated[str | None, panel_option(
         _HOST, "--pinned-limit", metavar="SIZE",
         help="Most that can be pinned, as measured.")] = None,
-    wsl: Annotated[bool, _option(
+    wsl: Annotated[bool, panel_option(
         _HOST, "--wsl",
         help="A Windows host, or Linux under it. [default: as this machine]")] = False,
-    gpu: Annotated[str | None, _option(
+    gpu: Annotated[str | None, panel_option(
         _HOST, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
         help="Show the rate of its link from this memory.")] = None,
     as_json: Json = False,

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from kvplan.cli.completion import complete_model
+from kvplan.cli.options import panel_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import whole_number
 from kvplan.errors import InputError
@@ -35,60 +34,56 @@ Examples:
 _WHAT, _HOW, _WHERE = "Model, or its geometry", "Cache", "Devices"
 
 
-def _option(panel: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, metavar=metavar, **more)
-
-
 # fmt: off
 def kv_size(
-    model: Annotated[str | None, _option(
+    model: Annotated[str | None, panel_option(
         _WHAT, "--model", "-m", metavar="NAME|PATH|JSON", autocompletion=complete_model,
         help="Name, a config.json, or its text; `kvplan models` lists names.")] = None,
-    layers: Annotated[str | None, _option(
+    layers: Annotated[str | None, panel_option(
         _WHAT, "--layers", metavar="N", help="Layers that cache, without a model.")] = None,
-    kv_heads: Annotated[str | None, _option(
+    kv_heads: Annotated[str | None, panel_option(
         _WHAT, "--kv-heads", metavar="N", help="K and V heads of each.")] = None,
-    head_dim: Annotated[str | None, _option(
+    head_dim: Annotated[str | None, panel_option(
         _WHAT, "--head-dim", metavar="N", help="Elements of a K head.")] = None,
-    head_dim_v: Annotated[str | None, _option(
+    head_dim_v: Annotated[str | None, panel_option(
         _WHAT, "--head-dim-v", metavar="N", help="Elements of a V head. [default: as K]")] = None,
-    latent: Annotated[str | None, _option(
+    latent: Annotated[str | None, panel_option(
         _WHAT, "--latent", metavar="RANK+ROPE",
         help="Elements of a latent in place of heads, such as 512+64.")] = None,
-    window: Annotated[str | None, _option(
+    window: Annotated[str | None, panel_option(
         _WHAT, "--window", metavar="TOKENS", help="Sliding window of the layers given.")] = None,
-    window_layers: Annotated[str | None, _option(
+    window_layers: Annotated[str | None, panel_option(
         _WHAT, "--window-layers", metavar="N",
         help="How many of them have the window. [default: all]")] = None,
-    hidden: Annotated[str | None, _option(
+    hidden: Annotated[str | None, panel_option(
         _WHAT, "--hidden", metavar="N", help="Hidden width, for activations over KV.")] = None,
-    context: Annotated[str, _option(
+    context: Annotated[str, panel_option(
         _HOW, "--context", "-c", metavar="TOKENS",
         help="Tokens in the cache per sequence: 4096, 32k, 128k.")] = "4096",
-    batch: Annotated[str, _option(
+    batch: Annotated[str, panel_option(
         _HOW, "--batch", "-b", metavar="N", help="Samples decoded together.")] = "1",
-    kv_dtype: Annotated[str | None, _option(
+    kv_dtype: Annotated[str | None, panel_option(
         _HOW, "--kv-dtype", metavar="FORMAT", help="fp16, bf16, fp32, fp8, int8, int4, q8_0, q4_0, "
         "iq4_nl and so on; k=q8_0,v=iq4_nl for each. [default: fp16, or what the model fixes]",
         )] = None,
-    k_dtype: Annotated[str | None, _option(
+    k_dtype: Annotated[str | None, panel_option(
         _HOW, "--k-dtype", metavar="FORMAT", help="Format of K and of latents.")] = None,
-    v_dtype: Annotated[str | None, _option(
+    v_dtype: Annotated[str | None, panel_option(
         _HOW, "--v-dtype", metavar="FORMAT", help="Format of V.")] = None,
-    source_tokens: Annotated[str | None, _option(
+    source_tokens: Annotated[str | None, panel_option(
         _HOW, "--source-tokens", metavar="TOKENS", help="Tokens of the source (text, sound, image) "
         "that cross-attention reads. [default: what the model fixes]")] = None,
-    layout: Annotated[str, _option(
+    layout: Annotated[str, panel_option(
         _HOW, "--layout", metavar="latent|expanded",
         help="How an engine stores latents: whole, or as K and V of every head.")] = "latent",
-    pool: Annotated[str | None, _option(
+    pool: Annotated[str | None, panel_option(
         _WHERE, "--pool", metavar="SIZE",
         help="How many tokens fit in so much memory of a rank.")] = None,
-    tp: Annotated[str, _option(
+    tp: Annotated[str, panel_option(
         _WHERE, "--tp", metavar="N", help="Tensor-parallel ranks; sizes are those of one.")] = "1",
-    pp: Annotated[str | None, _option(
+    pp: Annotated[str | None, panel_option(
         _WHERE, "--pp", metavar="N", help="Devices that share the layers evenly.")] = None,
-    layers_per_device: Annotated[str | None, _option(
+    layers_per_device: Annotated[str | None, panel_option(
         _WHERE, "--layers-per-device", metavar="N,N,…",
         help="Layers that each device holds.")] = None,
     as_json: Json = False,

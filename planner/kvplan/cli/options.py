@@ -18,7 +18,8 @@ _ASKED, _LOAD, _MEMORY = "Model and machine", "Workload", "Memory"
 _SEARCH, _FIGURES = "Search", "Figures of the machine, changed"
 
 
-def _option(panel: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
+def panel_option(panel: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option under a heading of the help."""
     return typer.Option(*names, rich_help_panel=panel, metavar=metavar, **more)
 
 
@@ -27,114 +28,114 @@ def _option(panel: str, *names: str, metavar: str | None = None, **more: Any) ->
 class Request:
     """What was typed: one field per option, in the order of the help."""
 
-    model: Annotated[str, _option(
+    model: Annotated[str, panel_option(
         _ASKED, "--model", "-m", metavar="NAME|PATH", autocompletion=complete_model,
         help="Name, or a config.json; `kvplan models` lists names.")]
-    gpu: Annotated[str, _option(
+    gpu: Annotated[str, panel_option(
         _ASKED, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
         help="Name, or a .toml profile; `kvplan gpus` lists names.")]
-    batch: Annotated[str | None, _option(
+    batch: Annotated[str | None, panel_option(
         _LOAD, "--batch", metavar="N", help="Sequences decoded together. With --objective "
         "throughput the most that may be, a range such as 8..64, or auto. [default: 32; auto]",
         )] = None
-    context: Annotated[str | None, _option(
+    context: Annotated[str | None, panel_option(
         _LOAD, "--context", metavar="TOKENS", help="Tokens in the cache per sequence: 4096, 32k, "
         "128k. [default: 4096, or what the model has positions for]")] = None
-    gen: Annotated[str, _option(
+    gen: Annotated[str, panel_option(
         _LOAD, "--gen", metavar="TOKENS",
         help="Tokens still to be generated; the plan is for the last one.")] = "0"
-    new_tokens: Annotated[str | None, _option(
+    new_tokens: Annotated[str | None, panel_option(
         _LOAD, "--new-tokens", metavar="N", help="Tokens each sequence decodes in one step, such "
         "as a draft that is verified. [default: 1, or those of --scale]")] = None
-    scale: Annotated[str | None, _option(
+    scale: Annotated[str | None, panel_option(
         _LOAD, "--scale", metavar="K", help="Scale of a visual autoregressive model that the step "
         "decodes, all before it cached. [default: the last one]")] = None
-    segments: Annotated[str | None, _option(
+    segments: Annotated[str | None, panel_option(
         _LOAD, "--segments", metavar="N", help="Plan the whole generation, in N segments with "
         "decisions of their own, or auto. [default: only the last step is planned]")] = None
-    tp: Annotated[str, _option(
+    tp: Annotated[str, panel_option(
         _ASKED, "--tp", metavar="N", help="GPUs that share every layer (tensor parallelism).",
         )] = "1"
-    kv_dtype: Annotated[str, _option(
+    kv_dtype: Annotated[str, panel_option(
         _LOAD, "--kv-dtype", metavar="FORMAT",
         help="Format of the cache: fp16, bf16, fp8, fp32.")] = "fp16"
-    block: Annotated[str, _option(
+    block: Annotated[str, panel_option(
         _LOAD, "--block", metavar="TOKENS", help="Tokens that share one decision.")] = "64"
-    micro_batches: Annotated[str | None, _option(
+    micro_batches: Annotated[str | None, panel_option(
         _LOAD, "--micro-batches", metavar="N", help="Equal parts the batch is decoded in; with "
         "--objective throughput those to try, such as 1,2,4, or auto. [default: 1; auto]")] = None
-    schedule: Annotated[str | None, _option(
+    schedule: Annotated[str | None, panel_option(
         _LOAD, "--schedule", metavar="column|row", help="All micro-batches through a layer first, "
         "or one through all layers. [default: column; both for throughput]")] = None
-    source_tokens: Annotated[str | None, _option(
+    source_tokens: Annotated[str | None, panel_option(
         _LOAD, "--source-tokens", metavar="TOKENS", help="Tokens of the source (text, sound, "
         "image) that cross-attention reads. [default: what the model fixes]")] = None
-    hbm: Annotated[str | None, _option(
+    hbm: Annotated[str | None, panel_option(
         _MEMORY, "--hbm", metavar="SIZE", help="Most GPU memory to use, such as 40GiB.")] = None
-    utilisation: Annotated[str, _option(
+    utilisation: Annotated[str, panel_option(
         _MEMORY, "--utilisation", metavar="SHARE",
         help="Share of the card's memory that may be used.")] = "0.9"
-    reserve: Annotated[str, _option(
+    reserve: Annotated[str, panel_option(
         _MEMORY, "--reserve", metavar="SIZE", help="GPU memory kept free on top.")] = "0"
-    dram: Annotated[str | None, _option(
+    dram: Annotated[str | None, panel_option(
         _MEMORY, "--dram", metavar="SIZE", help="Host memory to use. [default: all]")] = None
-    pinned: Annotated[str | None, _option(
+    pinned: Annotated[str | None, panel_option(
         _MEMORY, "--pinned", metavar="SIZE",
         help="Most of it that may be page-locked. [default: all]")] = None
-    uplink: Annotated[str | None, _option(
+    uplink: Annotated[str | None, panel_option(
         _MEMORY, "--uplink", metavar="RATE", help="What all GPUs of --tp together get from host "
         "memory, such as 25GB/s. [default: each its own link]")] = None
-    disk: Annotated[str, _option(
+    disk: Annotated[str, panel_option(
         _MEMORY, "--disk", metavar="SIZE", help="Disk to use; 0 uses none.")] = "0"
-    allow: Annotated[str | None, _option(
+    allow: Annotated[str | None, panel_option(
         _SEARCH, "--allow", metavar="FORMATS", help="Inexact formats that blocks may be stored in: "
         "int8,int4; int8:0.5 is at most half of the tokens. [default: exact only]")] = None
-    paths: Annotated[str | None, _option(
+    paths: Annotated[str | None, panel_option(
         _SEARCH, "--paths", metavar="NAMES", help="Only these ways to reach a token's KV, such as "
         "resident,fetch,recompute. [default: all the machine has figures for]")] = None
-    axis: Annotated[str, _option(
+    axis: Annotated[str, panel_option(
         _SEARCH, "--axis", metavar="token|layer",
         help="Stages are token ranges in a layer, or groups of layers.")] = "token,layer"
-    stages: Annotated[str, _option(
+    stages: Annotated[str, panel_option(
         _SEARCH, "--stages", metavar="RANGE",
         help="Stages to try: 4..8, 4-8 or 4,6.")] = "4..8"
-    queue_depth: Annotated[str, _option(
+    queue_depth: Annotated[str, panel_option(
         _SEARCH, "--queue-depth", metavar="RANGE",
         help="Staging buffers in flight to try.")] = "2..4"
-    boundary: Annotated[str, _option(
+    boundary: Annotated[str, panel_option(
         _SEARCH, "--boundary", metavar="overlap|barrier",
         help="Whether copies for the next step may start in the tail of this one.")] = "overlap"
-    mode: Annotated[str, _option(
+    mode: Annotated[str, panel_option(
         _SEARCH, "--mode", metavar="graph|eager",
         help="CUDA graph, or kernels launched one by one.")] = "graph"
-    weights: Annotated[str, _option(
+    weights: Annotated[str, panel_option(
         _SEARCH, "--weights", metavar="auto|resident|streamed",
         help="auto streams them only where they do not fit.")] = "auto"
-    flexgen: Annotated[str | None, _option(
+    flexgen: Annotated[str | None, panel_option(
         _SEARCH, "--flexgen", metavar="PERCENTAGES", help="FlexGen's six --percent numbers for "
         "its baseline, such as 20,80,0,100,0,100. [default: its own search]")] = None
-    layer_budget: Annotated[str | None, _option(
+    layer_budget: Annotated[str | None, panel_option(
         _SEARCH, "--layer-budget", metavar="FILE|RULE", help="Tokens each layer keeps after "
         "eviction (not exact): a JSON file, pyramid:2048, pyramid:0.12, or scalekv:0.1:0,23 with "
         "its drafters.")] = None
-    objective: Annotated[str, _option(
+    objective: Annotated[str, panel_option(
         _SEARCH, "--objective", metavar="latency|throughput",
         help="The shortest step of this batch, or most tokens/s over batches.")] = "latency"
-    max_step_latency: Annotated[str | None, _option(
+    max_step_latency: Annotated[str | None, panel_option(
         _SEARCH, "--max-step-latency", "--slo", metavar="TIME",
         help="Longest decode step (TPOT) that is accepted, such as 100ms.")] = None
-    link: Annotated[str | None, _option(
+    link: Annotated[str | None, panel_option(
         _FIGURES, "--link", metavar="SLOT", help="PCIe slot of the GPU, such as pcie4x8: the "
         "profile's rates move in proportion.")] = None
-    h2d: Annotated[str | None, _option(
+    h2d: Annotated[str | None, panel_option(
         _FIGURES, "--h2d", metavar="RATE", help="Link to the GPU, such as 25GB/s.")] = None
-    flops: Annotated[str | None, _option(
+    flops: Annotated[str | None, panel_option(
         _FIGURES, "--flops", metavar="RATE",
         help="Achieved fp16 rate, such as 250TFLOP/s.")] = None
-    hbm_bandwidth: Annotated[str | None, _option(
+    hbm_bandwidth: Annotated[str | None, panel_option(
         _FIGURES, "--hbm-bandwidth", metavar="RATE",
         help="GPU memory, such as 1.5TB/s.")] = None
-    host_attention: Annotated[str | None, _option(
+    host_attention: Annotated[str | None, panel_option(
         _FIGURES, "--host-attention", metavar="RATE",
         help="Attention on the CPU, such as 70GB/s.")] = None
 # fmt: on

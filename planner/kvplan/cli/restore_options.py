@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from kvplan.cli.completion import complete_gpu, complete_model
+from kvplan.cli.options import panel_option
 from kvplan.cli.question import is_profile_path, text_of
 from kvplan.cli.values import share, share_below_one, whole_number, words
 from kvplan.units import parse_bytes, parse_flops, parse_rate, parse_token_rate, parse_tokens
@@ -21,93 +20,89 @@ _USE, _MEMORY, _FIGURES = "Computing", "Memory", "Figures of the machine, change
 MOST_RANKS = 1024
 
 
-def _option(panel: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, metavar=metavar, **more)
-
-
 # fmt: off
 @dataclass(frozen=True, kw_only=True)
 class RestoreRequest:
     """What was typed: one field per option, in the order of the help."""
 
-    model: Annotated[str, _option(
+    model: Annotated[str, panel_option(
         _ASKED, "--model", "-m", metavar="NAME|PATH", autocompletion=complete_model,
         help="Name, or a config.json; `kvplan models` lists names.")]
-    gpu: Annotated[str, _option(
+    gpu: Annotated[str, panel_option(
         _ASKED, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
         help="Name, or a .toml profile; `kvplan gpus` lists names.")]
-    tp: Annotated[str, _option(
+    tp: Annotated[str, panel_option(
         _ASKED, "--tp", metavar="N",
         help="Ranks that heads and MLP are divided over; figures are of one rank.")] = "1"
-    prefix: Annotated[str, _option(
+    prefix: Annotated[str, panel_option(
         _LOAD, "--prefix", metavar="TOKENS", help="Known tokens: 4096, 32k.")]
-    suffix: Annotated[str, _option(
+    suffix: Annotated[str, panel_option(
         _LOAD, "--suffix", metavar="TOKENS", help="New tokens behind them.")] = "64"
-    concurrency: Annotated[str, _option(
+    concurrency: Annotated[str, panel_option(
         _LOAD, "--concurrency", "--batch", metavar="N",
         help="Such requests that arrive together; restored one after the other.")] = "1"
-    prefixes: Annotated[str | None, _option(
+    prefixes: Annotated[str | None, panel_option(
         _LOAD, "--prefixes", metavar="N", help="Different prefixes in use, drawn at random: how "
         "often one is still in HBM or in the store.")] = None
-    source: Annotated[str, _option(
+    source: Annotated[str, panel_option(
         _STORE, "--from", metavar="dram|disk", help="Where the prefix waits.")] = "dram"
-    ways: Annotated[str, _option(
+    ways: Annotated[str, panel_option(
         _STORE, "--ways", metavar="NAMES",
         help="Only these; rebuild needs activations to have been stored.",
         )] = "load,recompute,rebuild,split"
-    kv_dtype: Annotated[str, _option(
+    kv_dtype: Annotated[str, panel_option(
         _STORE, "--kv-dtype", metavar="FORMAT",
         help="Format of the cache: fp16, bf16, fp8, fp32.")] = "fp16"
-    stored_as: Annotated[str | None, _option(
+    stored_as: Annotated[str | None, panel_option(
         _STORE, "--stored-as", metavar="FORMAT", help="Smaller format that K and V are stored in: "
         "int8 or int4. [default: as in the cache]")] = None
-    block: Annotated[str, _option(
+    block: Annotated[str, panel_option(
         _STORE, "--block", metavar="TOKENS", help="Tokens per block of the store.")] = "16"
-    granularity: Annotated[str, _option(
+    granularity: Annotated[str, panel_option(
         _STORE, "--granularity", metavar="NAME", help="What one copy is: layer (a layer's tokens), "
         "block (of one layer), split-block (its K or its V), whole-block (of all layers).",
         )] = "layer"
-    pageable: Annotated[bool, _option(
+    pageable: Annotated[bool, panel_option(
         _STORE, "--pageable/--pinned", help="Whether host memory is page-locked.")] = False
-    chunk: Annotated[str, _option(
+    chunk: Annotated[str, panel_option(
         _USE, "--chunk", metavar="TOKENS", help="Most tokens computed together.")] = "2048"
-    overlap: Annotated[bool, _option(
+    overlap: Annotated[bool, panel_option(
         _USE, "--overlap/--no-overlap",
         help="Whether new tokens are computed layer by layer as K and V arrive.")] = True
-    mode: Annotated[str, _option(
+    mode: Annotated[str, panel_option(
         _USE, "--mode", metavar="graph|eager",
         help="CUDA graph, or kernels launched one by one.")] = "graph"
-    gpu_busy: Annotated[str, _option(
+    gpu_busy: Annotated[str, panel_option(
         _USE, "--gpu-busy", metavar="SHARE", help="Share of the GPU's time others take.")] = "0"
-    link_busy: Annotated[str, _option(
+    link_busy: Annotated[str, panel_option(
         _USE, "--link-busy", metavar="SHARE", help="Share of the link's time others take.")] = "0"
-    hbm: Annotated[str | None, _option(
+    hbm: Annotated[str | None, panel_option(
         _MEMORY, "--hbm", metavar="SIZE", help="Most GPU memory to use, such as 40GiB.")] = None
-    utilisation: Annotated[str, _option(
+    utilisation: Annotated[str, panel_option(
         _MEMORY, "--utilisation", metavar="SHARE",
         help="Share of the card's memory that may be used.")] = "0.9"
-    reserve: Annotated[str, _option(
+    reserve: Annotated[str, panel_option(
         _MEMORY, "--reserve", metavar="SIZE", help="GPU memory kept free on top.")] = "0"
-    dram: Annotated[str | None, _option(
+    dram: Annotated[str | None, panel_option(
         _MEMORY, "--dram", metavar="SIZE",
         help="Host memory of the store, all ranks together. [default: all]")] = None
-    h2d: Annotated[str | None, _option(
+    h2d: Annotated[str | None, panel_option(
         _FIGURES, "--h2d", metavar="RATE", help="Link to the GPU, such as 25GB/s.")] = None
-    disk_bandwidth: Annotated[str | None, _option(
+    disk_bandwidth: Annotated[str | None, panel_option(
         _FIGURES, "--disk-bandwidth", metavar="RATE", help="Reads, such as 6GB/s.")] = None
-    pageable_bandwidth: Annotated[str | None, _option(
+    pageable_bandwidth: Annotated[str | None, panel_option(
         _FIGURES, "--pageable-bandwidth", metavar="RATE",
         help="Copies from memory that is not pinned.")] = None
-    flops: Annotated[str | None, _option(
+    flops: Annotated[str | None, panel_option(
         _FIGURES, "--flops", metavar="RATE",
         help="Achieved fp16 rate, such as 250TFLOP/s.")] = None
-    attention_flops: Annotated[str | None, _option(
+    attention_flops: Annotated[str | None, panel_option(
         _FIGURES, "--attention-flops", metavar="RATE",
         help="Prefill attention. [default: 0.8 of --flops]")] = None
-    prefill_rate: Annotated[str | None, _option(
+    prefill_rate: Annotated[str | None, panel_option(
         _FIGURES, "--prefill-rate", metavar="TOKENS/S",
         help="Measured rate of computing this prefix, such as 37000.")] = None
-    hbm_bandwidth: Annotated[str | None, _option(
+    hbm_bandwidth: Annotated[str | None, panel_option(
         _FIGURES, "--hbm-bandwidth", metavar="RATE", help="GPU memory, such as 1.5TB/s.")] = None
 # fmt: on
 

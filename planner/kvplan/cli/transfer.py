@@ -26,35 +26,31 @@ Examples:
 MOST = 1 << 20
 
 
-def _option(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, **more)
-
-
 # fmt: off
 def transfer(
-    gpu: Annotated[str, _option(
+    gpu: Annotated[str, typer.Option(
         "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
         help="Name, or a .toml profile; `kvplan gpus` lists names.")],
-    size: Annotated[str, _option(
+    size: Annotated[str, typer.Option(
         "--size", metavar="SIZE", help="Bytes in all, such as 1GiB.")] = "1GiB",
-    piece: Annotated[str | None, _option(
+    piece: Annotated[str | None, typer.Option(
         "--piece", metavar="SIZE", help="Bytes of one piece. [default: all in one]")] = None,
-    direction: Annotated[str, _option(
+    direction: Annotated[str, typer.Option(
         "--direction", metavar="h2d|d2h|disk", help="Host to GPU, back, or disk to host.")] = "h2d",
-    memory: Annotated[str, _option(
+    memory: Annotated[str, typer.Option(
         "--memory", metavar="pinned|pageable|far",
         help="The host's memory; far: on the other NUMA node.")] = "pinned",
-    both: Annotated[bool, _option(
+    both: Annotated[bool, typer.Option(
         "--both", help="The other direction is busy too.")] = False,
-    gpus: Annotated[str, _option(
+    gpus: Annotated[str, typer.Option(
         "--gpus", metavar="N", help="GPUs of this host that copy at once.")] = "1",
-    batched: Annotated[bool, _option(
+    batched: Annotated[bool, typer.Option(
         "--batched", help="All pieces in one call.")] = False,
-    depth: Annotated[str, _option(
+    depth: Annotated[str, typer.Option(
         "--depth", metavar="N", help="Reads of the disk in flight.")] = "1",
-    link: Annotated[str | None, _option(
+    link: Annotated[str | None, typer.Option(
         "--link", metavar="SLOT", help="PCIe slot of the GPU, such as pcie4x8.")] = None,
-    h2d: Annotated[str | None, _option(
+    h2d: Annotated[str | None, typer.Option(
         "--h2d", metavar="RATE", help="Link to the GPU, as measured, such as 25GB/s.")] = None,
     as_json: Json = False,
 ) -> None:
