@@ -19,6 +19,7 @@ from kvplan.evaluate import evaluate
 from kvplan.hardware import override
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
+from kvplan.planning import make_plan
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import Search, search
@@ -219,6 +220,18 @@ def test_options_are_respected(name: str) -> None:
         assert schedule.stream_weights
     used = {path for segments in found.best.allocation for path in tokens_by_path(segments)}
     assert used <= set(options.paths or used)
+
+
+def test_a_baseline_that_takes_paths_not_named_is_only_compared_with() -> None:
+    asked = Scenario(model=LLAMA, hardware=A100, workload=Workload(batch=1, context=1024),
+                     options=Options(paths=("fetch", "recompute")))  # fmt: skip
+    plan = make_plan(asked)
+    assert {path for layer in plan.decision.layers for path in layer.tokens} == {
+        "fetch", "recompute"}  # fmt: skip
+    assert plan.decision.strategy == "kvplan"
+    free = make_plan(replace(asked, options=Options()))
+    assert free.decision.strategy == "no_offload"
+    assert free.prediction.step_s < plan.prediction.step_s
 
 
 def test_inexact_paths_are_only_used_when_allowed(busy: Search) -> None:

@@ -42,6 +42,11 @@ class Evaluation:
         """The run of the graph, played when first asked for."""
         return simulate(self.graph, self.values)
 
+    @property
+    def paths(self) -> frozenset[str]:
+        """Names of the paths its tokens take."""
+        return frozenset(segment.path for layer in self.allocation for segment in layer)
+
     @cached_property
     def memory_bytes(self) -> dict[str, float]:
         """Bytes per tier."""

@@ -71,7 +71,7 @@ def answer(scenario: Scenario, time: str | None = None) -> Answer:
         if not scenario.objective.accepts(found.best.step_s):
             raise throughput.too_long(scenario, found)
     rungs = ladder(scenario)
-    rung = choose(asked.workload.batch, found, rungs)
+    rung = choose(asked, found, rungs)
     best = found.best
     if rung is not None:
         assert rung.evaluation is not None, "only plans that fit are as good"
@@ -91,9 +91,18 @@ def answer(scenario: Scenario, time: str | None = None) -> Answer:
     return Answer(asked, plan, rungs)
 
 
-def choose(batch: int, found: Search, rungs: Sequence[Rung]) -> Rung | None:
-    """The simplest baseline that is as good as the searched plan; None if none is."""
-    name = as_good({rung.name: rung.tokens_per_s for rung in rungs}, batch / found.best.step_s)
+def choose(asked: Scenario, found: Search, rungs: Sequence[Rung]) -> Rung | None:
+    """The simplest baseline that is as good as the searched plan; None if none is.
+
+    Where the paths were named, one that takes any other is only compared with.
+    """
+    named = None if asked.options.paths is None else set(asked.options.paths)
+    rates = {
+        rung.name: rung.tokens_per_s
+        for rung in rungs
+        if rung.evaluation and (named is None or named.issuperset(rung.evaluation.paths))
+    }
+    name = as_good(rates, asked.workload.batch / found.best.step_s)
     return next((rung for rung in rungs if rung.name == name), None)
 
 
