@@ -10,7 +10,7 @@ import difflib
 import math
 from dataclasses import dataclass
 
-from kvplan.dtypes import QUANTISED_GROUP, SCALE_BYTES
+from kvplan.dtypes import CACHE_DTYPES, QUANTISED_GROUP, SCALE_BYTES
 from kvplan.errors import InputError
 
 
@@ -73,7 +73,10 @@ ALIASES = {
     "f32": "fp32", "float32": "fp32", "float": "fp32", "f16": "fp16", "float16": "fp16",
     "half": "fp16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "f8": "fp8",
     "float8": "fp8", "fp8_e4m3fn": "fp8", "float8_e4m3fn": "fp8", "e4m3": "fp8", "q8": "q8_0",
-    "q4": "q4_0", "q5": "q5_0", "fp4": "nvfp4",
+    "float8_e5m2": "fp8", "e5m2": "fp8", "float8_e4m3": "fp8", "fp8_e4m3fnuz": "fp8",
+    "fp8_e5m2fnuz": "fp8", "fp8_inc": "fp8", "q4": "q4_0", "q5": "q5_0", "q6": "q6_k",
+    "fp4": "nvfp4", "fp4_e2m1": "mxfp4", "torch.float16": "fp16", "torch.bfloat16": "bf16",
+    "torch.float32": "fp32", "bfloat": "bf16", "auto": "fp16",
 }  # fmt: skip
 """What other programs call them."""
 
@@ -93,6 +96,30 @@ def find_format(name: str, field: str = "kv_dtype") -> Format:
         near = difflib.get_close_matches(wanted, [*FORMATS, *ALIASES], n=1)
         suggestion = f"did you mean {near[0]}? " if near else ""
         raise InputError(field, name, f"{suggestion}one of {', '.join(FORMATS)}")
+    return found
+
+
+def cache_dtype(name: str, field: str = "kv_dtype") -> str:
+    """The format that a whole cache may have, by its name or another program's.
+
+    ``auto`` is 16 bits, as engines serve models whatever their files hold.
+
+    Raises:
+        InputError: an unknown format, or one that only blocks may have.
+
+    >>> cache_dtype("fp8_e4m3"), cache_dtype("bfloat16"), cache_dtype("auto")
+    ('fp8', 'bf16', 'fp16')
+    """
+    try:
+        found = find_format(name, field).name
+    except InputError:
+        raise InputError(field, name, f"one of {', '.join(CACHE_DTYPES)}") from None
+    if found not in CACHE_DTYPES:
+        accepted = f"one of {', '.join(CACHE_DTYPES)}; `kvplan kv-size` and `fit` know this one"
+        bits = next(letter for letter in found if letter.isdigit())
+        if bits in "48":
+            accepted += f", and --allow int{bits} stores blocks so"
+        raise InputError(field, name, accepted)
     return found
 
 

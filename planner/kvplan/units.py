@@ -24,6 +24,12 @@ _PREFIX = {
 }
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµμ/]*)\s*", re.I)
 _SIZE = re.compile(r"(?:(?P<prefix>[kmgtp]i?)?(?P<unit>b(?:ytes?)?)?)", re.I)
+_GROUPED = re.compile(r"\s*\d{1,3}(?:,\d{3})+\s*")
+"""A number as engines print it: 131,072."""
+
+LEAST_BARE_BYTES = KIB
+"""A smaller size without a unit is taken for one whose unit was forgotten."""
+
 _PER_SECOND = re.compile(r"(?:/s|ps|/sec)$", re.I)
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 
@@ -61,7 +67,7 @@ def parse_bytes(text: str | int | float, field: str = "size") -> int:
         Whole bytes.
 
     Raises:
-        InputError: negative, not finite, or an unknown unit.
+        InputError: negative, not finite, an unknown unit, or a few bytes without one.
 
     >>> parse_bytes("40GiB"), parse_bytes("40GB"), parse_bytes("1.5 KiB"), parse_bytes(0)
     (42949672960, 40000000000, 1536, 0)
@@ -71,16 +77,22 @@ def parse_bytes(text: str | int | float, field: str = "size") -> int:
     scale = _byte_scale(unit)
     if scale is None or number * scale >= 2**62:
         raise InputError(field, text, accepted)
+    if not unit and 0 < number < LEAST_BARE_BYTES:
+        raise InputError(field, text, f"a size with its unit, such as {number:g}GiB")
     return round(number * scale)
 
 
 def parse_tokens(text: str | int, field: str = "tokens") -> int:
-    """Read a token count such as ``4096``, ``32k`` (32 × 1024) or ``1M`` (1024 × 1024).
+    """Read a token count such as ``4096``, ``131,072``, ``32k`` (32 × 1024) or ``1M`` (1024²).
 
     >>> parse_tokens("4096"), parse_tokens("32k"), parse_tokens("1M"), parse_tokens("0.5k")
     (4096, 32768, 1048576, 512)
+    >>> parse_tokens("131,072")
+    131072
     """
     accepted = "a whole number of tokens such as 4096, 32k or 1M"
+    if isinstance(text, str) and _GROUPED.fullmatch(text):
+        text = text.replace(",", "")
     number, unit = _split(str(text), field, accepted)
     scale = {"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB}.get(unit.lower())
     if scale is None or number * scale != int(number * scale) or number * scale >= 2**40:

@@ -99,6 +99,7 @@ def fit(
     with as_option():
         from kvplan.cli.fit_answer import Answer
         from kvplan.fit import MOST_BATCH, Fit
+        from kvplan.formats import find_format
         from kvplan.hardware_library import load_hardware
         from kvplan.model_library import load_model
         from kvplan.prefill_peak import Chunking
@@ -120,7 +121,7 @@ def fit(
             outside_bytes=parse_bytes(non_torch, "--non-torch"),
             source_tokens=None if source_tokens is None
             else parse_tokens(source_tokens, "--source-tokens"),
-            kv_dtype=kv_dtype, block=parse_tokens(block_size, "--block-size"),
+            kv_dtype=find_format(kv_dtype).name, block=parse_tokens(block_size, "--block-size"),
             chunking=Chunking(tokens=None if chunk == "none" else parse_tokens(chunk, "--chunk"),
                               above=parse_tokens(chunk_above, "--chunk-above")),
         )

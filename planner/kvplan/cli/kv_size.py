@@ -184,8 +184,12 @@ def _formats(both: str | None, key: str | None, value: str | None) -> Formats:
     from kvplan.kv_size import Formats
 
     def read(text: str | None, option: str) -> Format | None:
-        return None if text is None else find_format(text, option)
+        if text is None or text.strip().lower() == "auto":
+            return None
+        return find_format(text, option)
 
+    if both is not None and "/" in both:  # K and V, as benchmarks write them
+        both = "k={},v={}".format(*both.split("/", 1))
     if both is not None and "=" in both:
         named: dict[str, str] = {}
         for pair in both.split(","):

@@ -1,4 +1,4 @@
-"""Help texts: options under the headings of their panels, in plain text."""
+"""Commands as people use them: help under headings, options as other programs spell them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from kvplan.cli.spelling import respelled
+
 
 class SectionedCommand(TyperCommand):
-    """A command whose help lists its options under headings."""
+    """A command whose help lists its options under headings, and that knows other spellings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read arguments; options may be spelled as other programs do."""
+        known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+        return super().parse_args(ctx, respelled(args, known))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then every panel of options in the order of first use."""

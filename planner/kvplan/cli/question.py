@@ -16,6 +16,7 @@ from kvplan.cli.values import (
     words,
 )
 from kvplan.errors import InputError
+from kvplan.formats import cache_dtype
 from kvplan.slot import parse_link
 from kvplan.units import (
     format_bytes,
@@ -184,7 +185,7 @@ def _workload(request: Request, model: ModelSpec, objective: Objective) -> Workl
         context=context,
         new_tokens=new,
         gen=gen,
-        kv_dtype=request.kv_dtype,
+        kv_dtype=cache_dtype(request.kv_dtype, "--kv-dtype"),
         block=parse_tokens(request.block, "--block"),
         tp=whole_number(request.tp, "--tp", MAX_RANKS),
         layer_tokens=_layer_tokens(request, model, context),

@@ -9,6 +9,7 @@ from kvplan.cli.completion import complete_gpu, complete_model
 from kvplan.cli.options import panel_option
 from kvplan.cli.question import is_profile_path, text_of
 from kvplan.cli.values import share, share_below_one, whole_number, words
+from kvplan.formats import cache_dtype
 from kvplan.units import parse_bytes, parse_flops, parse_rate, parse_token_rate, parse_tokens
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def question_of(request: RestoreRequest) -> Question:
         suffix=parse_tokens(request.suffix, "--suffix"),
         requests=whole_number(request.concurrency, "--concurrency", MOST_REQUESTS),
         source=request.source,
-        kv_dtype=request.kv_dtype,
+        kv_dtype=cache_dtype(request.kv_dtype, "--kv-dtype"),
         stored_dtype=request.stored_as,
         block=parse_tokens(request.block, "--block"),
         chunk=parse_tokens(request.chunk, "--chunk"),

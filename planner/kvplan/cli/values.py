@@ -50,31 +50,36 @@ def percentages(text: str, field: str) -> tuple[int, ...]:
 
 
 def share(text: str, field: str) -> float:
-    """A share above 0 and at most 1.
+    """A share above 0 and at most 1, or as much in percent.
 
-    >>> share("0.9", "--utilisation")
-    0.9
+    >>> share("0.9", "--utilisation"), share("90%", "--utilisation")
+    (0.9, 0.9)
     """
+    value = _fraction(text)
+    if value is not None and 0 < value <= 1:
+        return value
+    meant = f"{value / 100:g}" if value is not None and 1 < value <= 100 else "0.9"
+    raise InputError(field, text, f"a share above 0 and at most 1, such as {meant}")
+
+
+def _fraction(text: str) -> float | None:
+    """A number, divided by a hundred where a percent sign follows; None where it is none."""
+    number, percent, rest = text.strip().partition("%")
     try:
-        value = float(text)
+        value = float(number)
     except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise InputError(field, text, "a share above 0 and at most 1, such as 0.9")
-    return value
+        return None
+    return None if rest else value / 100 if percent else value
 
 
 def share_below_one(text: str, field: str) -> float:
-    """A share from 0 to below 1.
+    """A share from 0 to below 1, or as much in percent.
 
-    >>> share_below_one("0.5", "--gpu-busy")
-    0.5
+    >>> share_below_one("0.5", "--gpu-busy"), share_below_one("50%", "--gpu-busy")
+    (0.5, 0.5)
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
+    value = _fraction(text)
+    if value is None or not 0 <= value < 1:
         raise InputError(field, text, "a share from 0 to below 1, such as 0.5")
     return value
 
