@@ -361,6 +361,76 @@ def test_gguf_of_a_latent() -> None:
     assert growth(read_cache(keys, name="m", source="test")) == 70272
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "retnet"},
+        {"model_type": "gla", "expand_k": 0.5},
+        {"model_type": "rwkv7"},
+        {"model_type": "stripedhyena", "attn_layer_idxs": [1, 3]},
+        {"model_type": "phi4flash", "mb_per_layer": 2},
+        {"model_type": "new", "hyena_layer_idxs": [0]},
+    ],
+)
+def test_layers_that_keep_something_else_are_never_read_as_attention(
+    config: dict[str, Any],
+) -> None:
+    with pytest.raises(InputError, match="another kind of model"):
+        read_cache({**BASE, **config}, name="m", source="test")
+
+
+def test_cross_layer_attention_caches_once_for_each_group() -> None:
+    """Hunyuan-Large: 64 layers, two share one cache.
+
+    Source: arXiv 2411.02265, section 2.1 and table 1 (80 heads, 8 of K and V, width 6400).
+    """
+    keys = {
+        **BASE, "model_type": "hunyuan", "hidden_size": 6400, "num_hidden_layers": 64,
+        "num_attention_heads": 80, "head_dim": 80, "use_cla": True, "cla_share_factor": 2,
+        "num_experts": 16, "moe_topk": [1] * 64, "num_shared_expert": [1] * 64,
+    }  # fmt: skip
+    model = read_config(keys, name="m", source="test")
+    assert growth(model) == 32 * 2 * 8 * 80 * 2
+    assert growth(read_cache({**keys, "use_cla": False}, name="m", source="t")) == 2 * growth(model)
+
+
+def test_experts_listed_for_every_layer_must_be_alike() -> None:
+    keys = {**BASE, "model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [2, 1] * 4}
+    with pytest.raises(InputError, match=r"moe_topk: .* the same number for every layer"):
+        read_config(keys, name="m", source="test")
+
+
+def test_minicpm3_leaves_out_the_width_of_v() -> None:
+    """Its class has hidden size over heads. Source: transformers 5.24, MiniCPM3Config."""
+    keys = {
+        "model_type": "minicpm3", "hidden_size": 2560, "num_hidden_layers": 62,
+        "num_attention_heads": 40, "num_key_value_heads": 40, "kv_lora_rank": 256,
+        "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+    }  # fmt: skip
+    model = read_cache(keys, name="m", source="test")
+    assert growth(model) == 62 * (256 + 32) * 2
+    assert model.layers[0].head_dim_v == 64
+
+
+def test_openelm_has_heads_of_its_own_in_every_layer() -> None:
+    """Source: apple/OpenELM-270M, configuration_openelm.py's names."""
+    keys = {
+        "model_type": "openelm", "model_dim": 1280, "num_transformer_layers": 4, "head_dim": 64,
+        "num_query_heads": [12, 12, 16, 20], "num_kv_heads": [3, 3, 4, 5],
+    }  # fmt: skip
+    assert growth(read_cache(keys, name="m", source="test")) == (3 + 3 + 4 + 5) * 64 * 2 * 2
+
+
+def test_the_configuration_of_a_tensorrt_engine() -> None:
+    """``pretrained_config`` nests the model; ``head_size`` is its width of a head."""
+    inner = {
+        "architecture": "GemmaForCausalLM", "num_hidden_layers": 8, "hidden_size": 3072,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "head_size": 256,
+    }  # fmt: skip
+    model = read_cache({"pretrained_config": inner, "build_config": {}}, name="m", source="test")
+    assert growth(model) == 8 * 16 * 256 * 2 * 2
+
+
 def test_spellings_that_disagree_are_an_error() -> None:
     refuses("n_embd", "the same as hidden_size", n_embd=2048)
 

@@ -9,6 +9,9 @@ KvplanError             exit code 1: the program got something wrong
 
 from __future__ import annotations
 
+LONGEST_VALUE, LONGEST_PATH = 80, 400
+"""Characters of a value that a message shows; a path that is cut says nothing."""
+
 
 class KvplanError(Exception):
     """Base of the tree; a bare one means a fault of kvplan itself."""
@@ -34,8 +37,9 @@ class InputError(KvplanError):
             shown = repr(value)
         except ValueError:  # an int of thousands of digits
             shown = "a number of thousands of digits"
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
+        most = LONGEST_PATH if "/" in shown and " " not in shown else LONGEST_VALUE
+        if len(shown) > most:
+            shown = shown[: most - 3] + "..."
         message = f"{field}: {shown} is not accepted: {accepted}"
         super().__init__(" ".join(message.split()))
 

@@ -11,7 +11,7 @@ import msgspec
 
 from kvplan.datafiles import data_dir
 from kvplan.errors import InputError
-from kvplan.hf import parse_json, read_cache, read_config, read_json
+from kvplan.hf import parse_json, read_cache, read_config, read_json, read_keys
 from kvplan.model import ModelSpec
 from kvplan.names import resolve
 
@@ -77,7 +77,7 @@ def load_model(name_or_path: str) -> ModelSpec:
 
     Args:
         name_or_path: a name such as ``llama-2-7b``; or a path to a ``config.json``, to a folder
-            that holds one, or to a file in the format of ``models/``.
+            that holds one, to a GGUF file, or to a file in the format of ``models/``.
 
     Raises:
         InputError: no such name or file, or a configuration that cannot be used.
@@ -111,7 +111,7 @@ def _read(name_or_path: str, read: Callable[..., ModelSpec]) -> ModelSpec:
     if not _is_path(name_or_path):
         file = model_file(name_or_path)
     else:
-        content = read_json(name_or_path)
+        content = read_keys(name_or_path)
         if "config" not in content or "model_type" in content:
             return read(content, name=name_or_path, source=f"file {name_or_path}")
         file = _typed(content, name_or_path)
@@ -120,7 +120,11 @@ def _read(name_or_path: str, read: Callable[..., ModelSpec]) -> ModelSpec:
 
 def _is_path(text: str) -> bool:
     """Whether a text is a path; a folder without ``config.json`` does not hide a name."""
-    if text.endswith(".json") or text.startswith((".", "/")) or os.path.isfile(text):
+    if (
+        text.lower().endswith((".json", ".gguf"))
+        or text.startswith((".", "/"))
+        or os.path.isfile(text)
+    ):
         return True
     return os.path.isfile(os.path.join(text, "config.json"))
 

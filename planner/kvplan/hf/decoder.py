@@ -76,10 +76,17 @@ def read_decoder(keys: Keys, family: str | None, source: str) -> ModelSpec:
 
 
 def _sharing_layers(keys: Keys, layers: int) -> frozenset[int]:
-    """Layers that attend an earlier one's cache: the last few, or those with another source."""
+    """Layers that attend an earlier one's cache: the last few, those with another source, or all
+    but the first of each group (cross-layer attention).
+
+    Source: of the groups, Hunyuan-Large, arXiv 2411.02265, section 2.1.
+    """
     if keys.given("kv_source_layers"):
         sources = keys.wholes("kv_source_layers", layers - 1, count=layers)
         return frozenset(index for index, source in enumerate(sources) if source != index)
+    if keys.given("use_cla") and keys.flag("use_cla", False):
+        every = keys.whole("cla_share_factor", layers)
+        return frozenset(index for index in range(layers) if index % every)
     last = keys.maybe("num_kv_shared_layers", layers, low=0) or 0
     return frozenset(range(layers - last, layers))
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from kvplan.errors import InputError
+from kvplan.hf.gguf_file import is_gguf_file, read_gguf_file
 from kvplan.hf.read import read_config
 from kvplan.limits import printable
 from kvplan.model import ModelSpec
@@ -15,15 +16,24 @@ MAX_FILE_BYTES = 2**26
 
 
 def load_config(path: str | os.PathLike[str]) -> ModelSpec:
-    """Read a ``config.json``, or the one in a folder.
+    """Read a ``config.json``, or the one in a folder, or the metadata of a GGUF file.
 
     Args:
-        path: a JSON file, or a folder that holds ``config.json``; becomes the model's name.
+        path: such a file, or a folder that holds ``config.json``; becomes the model's name.
 
     Raises:
         InputError: the file cannot be read, or ``read_config`` refuses its content.
     """
-    return read_config(read_json(path), name=os.fspath(path), source=f"file {os.fspath(path)}")
+    return read_config(read_keys(path), name=os.fspath(path), source=f"file {os.fspath(path)}")
+
+
+def read_keys(path: str | os.PathLike[str]) -> dict[str, object]:
+    """The keys of a JSON file, or the metadata of a GGUF file.
+
+    Raises:
+        InputError: as `read_json` and `read_gguf_file`.
+    """
+    return read_gguf_file(path) if is_gguf_file(path) else read_json(path)
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from kvplan.limits import printable, require_whole
 Spellings = str | tuple[str, ...]
 """One key, or the names that different classes give to the same figure."""
 
-HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "dim", "embed_dim")
+HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "dim", "embed_dim", "model_dim")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads",
          "attention_heads")  # fmt: skip
@@ -20,7 +20,7 @@ KV_HEADS = (
     "num_key_value_heads", "num_key_value_heads_per_layer", "num_kv_heads", "n_head_kv",
     "n_kv_heads", "num_query_groups", "num_attention_groups",
 )  # fmt: skip
-HEAD_DIM = ("head_dim", "attention_head_dim", "d_kv", "d_head", "dim_head")
+HEAD_DIM = ("head_dim", "attention_head_dim", "d_kv", "d_head", "dim_head", "head_size")
 CHANNELS = "kv_channels"
 """Width of a head where none of the above gives it."""
 
@@ -96,6 +96,19 @@ class Keys:
         if not self.weights and self.spelled(keys) is None:
             return 1
         return self.whole(keys, high)
+
+    def uniform(self, keys: Spellings, high: int, low: int = 1) -> int | None:
+        """A whole number that is the same for all layers, though it may be listed for each."""
+        key = self.spelled(keys)
+        if key is None:
+            return None
+        value = self.config[key]
+        if not isinstance(value, list):
+            return self.whole(key, high, low=low)
+        found = set(self.wholes(key, high, low))
+        if len(found) != 1:
+            self.refuse(key, "the same number for every layer")
+        return found.pop()
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false; missing gives the default."""

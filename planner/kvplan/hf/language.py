@@ -8,7 +8,8 @@ from kvplan.errors import InputError
 from kvplan.hf.defaults import class_defaults, nested_type
 from kvplan.limits import printable
 
-NESTED = ("text_config", "language_config", "llm_config", "language_model_config", "lm_config")
+NESTED = ("text_config", "language_config", "llm_config", "language_model_config", "lm_config",
+          "pretrained_config")  # fmt: skip
 """Keys under which composite models keep their language part."""
 
 WRAPPERS = ("thinker_config",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvplan.hf.keys import HEADS, Keys
+from kvplan.hf.keys import HEADS, HIDDEN, Keys
 from kvplan.layer import Latent
 from kvplan.limits import MAX_WIDTH
 
@@ -32,7 +32,7 @@ def read_latent(keys: Keys) -> LatentHeads | None:
     rope = keys.whole("qk_rope_head_dim", MAX_WIDTH, low=0)
     heads = keys.whole(HEADS, MAX_WIDTH)
     nope = keys.whole("qk_nope_head_dim", MAX_WIDTH, low=0)
-    dim_v = keys.whole("v_head_dim", MAX_WIDTH)
+    dim_v = keys.whole("v_head_dim", MAX_WIDTH, _value_width(keys, heads))
     if nope + rope == 0:
         keys.refuse("qk_nope_head_dim", "a whole number above 0 where there is no rotated part")
     for key, dim in (("qk_nope_head_dim", nope + rope), ("v_head_dim", dim_v)):
@@ -41,6 +41,16 @@ def read_latent(keys: Keys) -> LatentHeads | None:
     rank = keys.whole("kv_lora_rank", MAX_WIDTH)
     query_rank = keys.maybe("q_lora_rank", MAX_WIDTH)
     return LatentHeads(Latent(rank=rank, rope=rope), heads, nope, dim_v, query_rank)
+
+
+def _value_width(keys: Keys, heads: int) -> int | None:
+    """Width of a V head where no key gives it; None where one must.
+
+    Source: transformers 5.24, MiniCPM3Config, whose published files leave it out.
+    """
+    if keys.config.get("model_type") != "minicpm3":
+        return None
+    return keys.whole(HIDDEN, MAX_WIDTH) // heads
 
 
 def latent_params(found: LatentHeads, hidden: int, biased: bool = False) -> int:

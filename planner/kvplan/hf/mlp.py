@@ -20,7 +20,8 @@ SHARED_WIDTH = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 )  # fmt: skip
-SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts",
+                "num_shared_expert")  # fmt: skip
 
 
 class Mlp(NamedTuple):
@@ -72,8 +73,10 @@ def _dense(keys: Keys, traits: Traits, hidden: int, width: int) -> Mlp:
 
 
 def _experts(keys: Keys, traits: Traits, hidden: int, count: int) -> Mlp:
-    active = keys.whole(ACTIVE, count) if keys.weights else keys.maybe(ACTIVE, count) or 1
-    width = keys.maybe(EXPERT_WIDTH, MAX_WIDTH) or keys.weight(INNER, MAX_WIDTH)
+    active = keys.uniform(ACTIVE, count)
+    if active is None:
+        active = keys.whole(ACTIVE, count) if keys.weights else 1
+    width = keys.uniform(EXPERT_WIDTH, MAX_WIDTH) or keys.weight(INNER, MAX_WIDTH)
     up = 2 if traits.gated else 1
     each = hidden * width * (up + 1) + traits.expert_bias * (up * width + hidden)
     router = hidden * count + count * (traits.expert_bias or traits.router_bias)
@@ -84,7 +87,7 @@ def _experts(keys: Keys, traits: Traits, hidden: int, count: int) -> Mlp:
 
 
 def _shared_width(keys: Keys, width: int) -> int:
-    count = keys.maybe(SHARED_COUNT, MAX_EXPERTS, low=0)
+    count = keys.uniform(SHARED_COUNT, MAX_EXPERTS, low=0)
     given = keys.maybe(SHARED_WIDTH, MAX_WIDTH, low=0)
     if given is not None:
         return given

@@ -31,6 +31,20 @@ ENCODERS = frozenset((
 LOOPED = ("n_recurrent_layers", "loop_layer_index_start", "num_mem_blocks_per_loop")
 """Keys of models that run layers several times, with caches that the configuration does not fix."""
 
+UNREAD = frozenset((
+    "based", "comba", "delta_net", "evo2", "gated_deltanet", "gated_deltaproduct", "gla", "gsa",
+    "hgrn", "hgrn2", "hyena", "lightnet", "linear_attn", "mesa_net", "rebased", "retnet", "rwkv6",
+    "rwkv7", "samba", "stripedhyena", "yoco",
+))  # fmt: skip
+"""Types whose layers keep something else than K and V of every token, by keys not read here.
+
+Source: the model types of fla-org/flash-linear-attention, and those of their papers.
+"""
+
+UNREAD_KEYS = ("attn_layer_idxs", "hyena_layer_idxs", "hcl_layer_idxs", "expand_k", "mb_per_layer",
+               "yoco_window_size", "use_yoco")  # fmt: skip
+"""Keys of such layers in configurations whose type is not known."""
+
 
 def read_config(config: Mapping[str, object], *, name: str, source: str) -> ModelSpec:
     """Read a configuration into a model, weights and all.
@@ -84,6 +98,13 @@ def _read(config: Mapping[str, object], name: str, source: str, weights: bool) -
         keys.refuse("model_type", "a text, as it decides biases and norms among the weights")
     if plain in ENCODERS and keys.config.get("is_decoder") is not True:
         keys.refuse("model_type", "a model that generates token by token; this one is an encoder")
+    if plain in UNREAD:
+        keys.refuse(
+            "model_type", "another kind of model: what the layers of this one keep is not read"
+        )
+    for key in UNREAD_KEYS:
+        if keys.config.get(key):
+            keys.refuse(key, "another kind of model: what layers with this key keep is not read")
     for key in LOOPED:
         if keys.given(key):
             keys.refuse(key, "null: how often a looped layer caches is not known")
