@@ -72,6 +72,8 @@ class Beside:
             starts = [batch.start.clone() for batch in batches]
             runtime.staging.poison()
             self.decoding.step()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # the step runs on streams of its own
             for index, start in enumerate(starts):
                 wanted = self.reference.step(start, index, CONTEXT + step)
                 got = batches[index].hidden.double().cpu()

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_gpu import FakeTorch
+from rich.console import Console
 
 from kvplan.curve import Curve
 from kvplan.errors import InputError
 from kvplan.hardware import HardwareProfile, number_paths, override, scaled
 from kvplan.hardware_file import parse_hardware
+from kvplan_validate.figures import spread_note
 from kvplan_validate.hardware_document import default_name, fit, residuals, to_toml
 from kvplan_validate.measure import REGISTRY, Machine, Measured, Measurement, Sampled
-from kvplan_validate.measure.base import NO_TIME
+from kvplan_validate.measure.base import NO_TIME, Point
 from kvplan_validate.profile import Step, run_profile, selected
+from kvplan_validate.profile_tables import show_measurements
 
 RAW: dict[str, Any] = json.loads((Path(__file__).parent / "raw_profile.json").read_text())
 KEYS = [m.key for m in REGISTRY]
@@ -105,6 +109,36 @@ def test_cpu_measurements_run_within_a_tiny_budget(tmp_path: Path) -> None:
     assert profile.kind == "assumed"
 
 
+class Disturbed(Measurement):
+    """Slow at the first visit for one size, at the second for the other."""
+
+    key = "copies.disturbed"
+    sentence = "What others slow down."
+    needs = ""
+    visits = 2
+
+    def __init__(self, times: Iterator[tuple[float, float]]) -> None:
+        self.times = times
+
+    def run(self, machine: Machine) -> Measured:
+        small, large = next(self.times)
+        return Measured(points=(
+            Point(at={"bytes": 4}, sampled=Sampled(samples=(small,), volume=4)),
+            Point(at={"bytes": 8}, sampled=Sampled(samples=(large,), volume=8)),
+        ))  # fmt: skip
+
+
+def test_the_faster_of_two_visits_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    disturbed = Disturbed(iter([(1.0, 3.0), (1.02, 2.0)]))
+    raw = run_profile(None, 5.0, registry=[disturbed])
+    points = raw["measurements"]["copies.disturbed"]["points"]
+    assert [p["median"] for p in points] == [1.0, 2.0]
+    assert [p["visits"] for p in points] == [[1.0, 1.02], [3.0, 2.0]]
+    assert "faster of two visits, up to 50.0% apart" in spread_note(points)
+    show_measurements(Console(width=200), raw)
+    assert "two visits differ by up to 50%" in capsys.readouterr().out
+
+
 def test_a_spent_budget_skips() -> None:
     raw = run_profile(["host"], 0.0)
     assert {e["state"] for e in raw["measurements"].values()} == {"skipped"}
@@ -147,6 +181,8 @@ def test_a_failing_measurement_does_not_stop_the_rest() -> None:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTorch:
     torch = torch_or_skip()
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
     from kvplan_validate.measure import (
         attention,
         copies,

@@ -154,6 +154,7 @@ def test_a_repeated_copy_changes_no_result() -> None:
     assert len(done) == 5
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_every_trial_is_skipped(tmp_path: Path) -> None:
     output = tmp_path / "t.json"
     result = run("validate", "--trials", "--gpu", "h200", "--device", "cpu", "-o", str(output))

@@ -239,6 +239,7 @@ class Decoding:
         )  # fmt: skip
         for index, start in starts.items():
             self.runtime.batches[index].start.copy_(start)
+        self.runtime.synchronise()  # blocks were moved on another stream than the step's
 
     def close(self) -> None:
         """Wait for the last step and drop its runtime; the blocks stay in their pool."""

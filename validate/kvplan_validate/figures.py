@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,4 +63,16 @@ def spread_note(points: list[dict[str, Any]]) -> str:
     """
     worst = max(point["spread"] for point in points)
     count = min(len(point["samples"]) for point in points)
-    return f"quartiles within {100 * worst:.1f} % of the median, {count} samples"
+    note = f"quartiles within {100 * worst:.1f} % of the median, {count} samples"
+    apart = visits_apart(points)
+    return note if apart is None else f"{note}; faster of two visits, up to {apart:.1%} apart"
+
+
+def visits_apart(points: Iterable[Mapping[str, Any]]) -> float | None:
+    """How far two visits to one setting lie apart at most, as a share of the faster one.
+
+    >>> visits_apart([{"visits": [2.0, 1.6]}, {"visits": [1.0, 1.0]}]), visits_apart([{}])
+    (0.25, None)
+    """
+    pairs = [point["visits"] for point in points if "visits" in point]
+    return max((max(pair) / min(pair) - 1.0 for pair in pairs if min(pair) > 0), default=None)

@@ -117,7 +117,39 @@ def run_profile(
         raw["took_s"] = round(time.monotonic() - begin, 3)
         if keep is not None:
             keep(raw)
+    for measurement in todo:
+        entry = raw["measurements"][measurement.key]
+        left_s = end_s - time.monotonic()
+        if measurement.visits == 2 and entry["state"] == "measured" and left_s > 0:
+            machine.clock = Clock(time.monotonic() + left_s)
+            entry["points"] = faster(entry["points"], _result(measurement, machine, None)["points"])
+            raw["took_s"] = round(time.monotonic() - begin, 3)
+            if keep is not None:
+                keep(raw)
     return raw
+
+
+def faster(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each setting's faster visit, with the medians of both in ``visits``.
+
+    Others on the machine only ever make a copy slower, and for longer than its repeats take.
+
+    >>> slow, fast = ({"at": {"bytes": 1}, "median": median} for median in (2.0, 1.5))
+    >>> faster([slow], [fast])
+    [{'at': {'bytes': 1}, 'median': 1.5, 'visits': [2.0, 1.5]}]
+    """
+    again = {tuple(p["at"].items()): p for p in second if "median" in p}
+    found = []
+    for point in first:
+        other = again.get(tuple(point["at"].items()))
+        if other is None:
+            found.append(point)
+        elif "median" not in point:
+            found.append(other)
+        else:
+            better = min(point, other, key=lambda p: p["median"])
+            found.append(better | {"visits": [point["median"], other["median"]]})
+    return found
 
 
 def _taken_over(earlier: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> dict[str, Any]:

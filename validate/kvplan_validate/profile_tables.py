@@ -9,9 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplan.units import format_bytes, format_rate, format_seconds
+from kvplan_validate.figures import visits_apart
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+DISTURBED = 0.1
+"""Two visits that differ by more were disturbed."""
 
 _VOLUMES = ("bytes", "tokens", "row_bytes")
 """Settings that a series runs over; the others tell series apart."""
@@ -32,6 +36,13 @@ def show_measurements(console: Console, raw: Mapping[str, Any]) -> None:
             table.add_row(key, *row(where, points, entry["unit"]))
             key = ""
     console.print(table)
+    for key, entry in raw["measurements"].items():
+        apart = visits_apart(entry["points"])
+        if apart is not None and apart > DISTURBED:
+            console.print(
+                f"\n{key}: two visits differ by up to {apart:.0%}; the faster one counts, but "
+                "others use this machine: measure again when it is quiet"
+            )
 
 
 def series(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

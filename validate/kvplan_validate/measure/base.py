@@ -87,6 +87,8 @@ class Measurement(ABC):
         unit: what one unit of volume is: ``B``, ``FLOP``, or empty where there is no rate.
         seconds: how long it takes on a fast machine; shares of the time budget follow from it.
         needs: ``cuda``, ``torch`` or nothing.
+        visits: 2 where others on the machine can slow it for seconds: it runs again at the end,
+            and each setting keeps the faster of its two medians.
     """
 
     key: ClassVar[str]
@@ -94,6 +96,7 @@ class Measurement(ABC):
     unit: ClassVar[str] = "B"
     seconds: ClassVar[float] = 1.0
     needs: ClassVar[Literal["cuda", "torch", ""]] = "cuda"
+    visits: ClassVar[Literal[1, 2]] = 1
 
     def can_run(self, machine: Machine) -> str | None:
         """Why it cannot run here; None where it can."""

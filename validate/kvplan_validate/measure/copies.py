@@ -91,6 +91,7 @@ class Registered(_Copies):
 
     key = "copies.registered"
     sentence = "Back-to-back copies from and to registered memory, in a CUDA graph."
+    visits = 2
 
 
 class Pinned(_Copies):
