@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from unittest.mock import patch
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import milp
 from strategies import LARGE, allocations, examples, ideal, layer, model, scenarios
 
-from kvplan import block_program, highs
+from kvplan import block_program
 from kvplan.allocation import Place, placed, tokens_by_path
 from kvplan.block_program import Goal
 from kvplan.candidates import unit_graph
@@ -100,25 +96,6 @@ def test_a_late_block_is_moved() -> None:
     room = Budgets(hbm_bytes=int(plan.memory_bytes["hbm"]) + 16 * 256 + 1, utilisation=1.0)
     better = exchanged(replace(question, budgets=room), plan, 0.0, 16)
     assert plan.step_s - better.step_s == pytest.approx(16 * 256 / 1e6)
-
-
-def test_what_the_solver_prints_stays_off_standard_output(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def chatty(*args: object, **options: object) -> object:
-        os.write(1, b"a line of the solver's own")
-        return real(*args, **options)
-
-    real = milp
-    with patch("kvplan.highs.milp", chatty):
-        found = highs.minimise_whole(
-            np.array([1.0]), np.array([[-1.0]]), np.array([-0.5]), None, None, [(0.0, None)],
-            [True], 10, 0.0,
-        )  # fmt: skip
-    print("data")
-    assert found is not None
-    assert found[0] == pytest.approx(1.0)
-    assert capfd.readouterr().out == "data\n"
 
 
 def test_groups_of_layers_stage_in_their_own_group() -> None:

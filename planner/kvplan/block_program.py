@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvplan import program
 from kvplan.allocation import Place
 from kvplan.highs import minimise_whole
@@ -21,7 +19,7 @@ from kvplan.paths import REGISTRY
 from kvplan.program import Program, Row
 from kvplan.step import StepGraph
 
-MOST_NODES = 100
+MOST_NODES = 300
 """Nodes of the branch and bound; stopping early only leaves a better mix unfound."""
 
 
@@ -65,22 +63,18 @@ def solve(
         was found.
     """
     statement, whole = state(graph, capacity, quality, block, spread, free)
-    scale = np.asarray(statement.scale)
-    matrix, bounds, equal_matrix, equal_bounds, _ = program.matrices(statement, scale)
-    limits: list[tuple[float, float | None]] = [
-        (0.0, None if u is None else u / s) for u, s in zip(statement.upper, scale, strict=True)
-    ]
-    period_s = scale[statement.period] * graph.cycles
-    limits[statement.period] = (goal.least_s / period_s, goal.most_s / period_s)
-    cost = np.zeros(len(scale))
-    cost[statement.period] = 1.0
-    found = minimise_whole(
-        cost, matrix, bounds, equal_matrix, equal_bounds, limits, whole, MOST_NODES, goal.near
-    )
+    scale, period = statement.scale, statement.period
+    rows, _ = program.scaled_rows(statement)
+    limits = program.scaled_limits(statement)
+    period_s = scale[period] * graph.cycles
+    limits[period] = (goal.least_s / period_s, goal.most_s / period_s)
+    found = minimise_whole({period: 1.0}, rows, limits, whole, MOST_NODES, goal.near)
     if found is None:
         return None
-    rounded = np.where(whole, np.round(found), np.maximum(found, 0.0)) * scale
-    return [float(value) for value in rounded[: len(graph.variables)]]
+    return [
+        (round(found[column]) if whole[column] else max(0.0, found[column])) * scale[column]
+        for column in range(len(graph.variables))
+    ]
 
 
 def state(

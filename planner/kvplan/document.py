@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import scipy
 
 import kvplan
-from kvplan import cost, fluid, throughput
+from kvplan import cost, fluid, highs, throughput
 from kvplan.allocation import tokens_by_path
 from kvplan.baselines import Rung
 from kvplan.candidates import unit_graph
@@ -101,7 +100,7 @@ def document(
         },
         provenance=Provenance(
             kvplan=kvplan.__version__,
-            solver=f"HiGHS (scipy {scipy.__version__})",
+            solver=f"HiGHS {highs.version()}",
             time=now if time is None else time,
         ),
     )

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvplan import cost
 from kvplan.dtypes import element_bytes
 from kvplan.flexgen import (
@@ -25,7 +23,7 @@ from kvplan.flexgen import (
     shares_of,
 )
 from kvplan.hardware import HardwareProfile
-from kvplan.highs import minimise
+from kvplan.highs import Rows, minimise
 from kvplan.model import ModelSpec
 
 BUFFERED_LAYERS = 2
@@ -258,11 +256,8 @@ def estimate(
         weights = mean_weight_shares(percentages, model)
         cache = cache_shares(percentages, task.gpu_batch)
     else:
-        asked = percentages
-        weights = (asked.weights_gpu / 100, asked.weights_cpu / 100, 0.0)
-        cache = (asked.cache_gpu / 100, asked.cache_cpu / 100, 0.0)
-        weights = (*weights[:2], 1 - weights[0] - weights[1])
-        cache = (*cache[:2], 1 - cache[0] - cache[1])
+        weights = _asked(percentages.weights_gpu, percentages.weights_cpu)
+        cache = _asked(percentages.cache_gpu, percentages.cache_cpu)
     shares = _named(weights, cache)
     load, rest = _decode(means, rates, task)
     steps = (task.gen - 1) * means.layers
@@ -275,6 +270,11 @@ def estimate(
         cache_bytes=_full_kv(model, task),
         memory_bytes={tier: line.at(shares) for tier, line in _memory(model, means, task).items()},
     )
+
+
+def _asked(gpu: int, cpu: int) -> Shares:
+    """Shares on GPU, CPU and disk of whole percentages, none below zero by rounding."""
+    return gpu / 100, cpu / 100, (100 - gpu - cpu) / 100
 
 
 def search(
@@ -291,37 +291,36 @@ def search(
     means = _Means.of(model, task)
     load, rest = _decode(means, rates, task)
     index = {name: i for i, name in enumerate((*COLUMNS, "prefill", "decode"))}
-    rows: list[tuple[dict[str, float], float]] = []
+    rows = Rows()
+
+    def add(slopes: Mapping[str, float], most: float) -> None:
+        rows.add_scaled({index[n]: v for n, v in slopes.items()}, most, [1.0] * len(index))
+
     for term in _prefill(means, rates):
-        rows.append(({**term.slopes, "prefill": -1.0}, -term.constant))
+        add({**term.slopes, "prefill": -1.0}, -term.constant)
     for term in rest:
         slopes = dict(term.slopes)
         for name, slope in load.slopes.items():
             slopes[name] = slopes.get(name, 0.0) + slope
-        rows.append(({**slopes, "decode": -1.0}, -term.constant - load.constant))
+        add({**slopes, "decode": -1.0}, -term.constant - load.constant)
     for tier, line in _memory(model, means, task).items():
-        rows.append((dict(line.slopes), capacity.get(tier, 0.0) - line.constant))
-    matrix = np.zeros((len(rows), len(index)))
-    for number, (terms, _) in enumerate(rows):
-        for name, value in terms.items():
-            matrix[number, index[name]] = value
-    scale = np.abs(matrix).max(axis=1)
-    bounds = np.array([limit for _, limit in rows])
-    whole = np.zeros((2, len(index)))
-    whole[0, :3] = whole[1, 3:6] = 1.0
-    aim = np.zeros(len(index))
-    aim[index["prefill"]] = means.layers
-    aim[index["decode"]] = means.layers * max(task.gen - 1, 1)
-    aim[index["w_disk"]] = aim[index["c_disk"]] = TIE_S
+        add(line.slopes, capacity.get(tier, 0.0) - line.constant)
+    rows.add(dict.fromkeys(range(3), 1.0), 1.0, equal=True)
+    rows.add(dict.fromkeys(range(3, 6), 1.0), 1.0, equal=True)
+    decodes = max(task.gen - 1, 1)
+    aim = {
+        "prefill": means.layers,
+        "decode": means.layers * decodes,
+        "w_disk": TIE_S,
+        "c_disk": TIE_S,
+    }
+    largest = max(aim.values())
     limits: list[tuple[float, float | None]] = [(0.0, 1.0)] * 6 + [(0.0, None)] * 2
-    no_disk = not rates.disk_read_bytes_per_s
-    for name in ("w_disk", "c_disk"):
-        if no_disk:
+    if not rates.disk_read_bytes_per_s:
+        for name in ("w_disk", "c_disk"):
             limits[index[name]] = (0.0, 0.0)
-    found = minimise(
-        aim / aim.max(), matrix / scale[:, None], bounds / scale, whole, np.ones(2), limits
-    )
+    found = minimise({index[n]: weight / largest for n, weight in aim.items()}, rows, limits)
     if found is None:
         return None
-    weights, cache = shares_of(found.x[:3]), shares_of(found.x[3:6])
+    weights, cache = shares_of(found.values[:3]), shares_of(found.values[3:6])
     return rounded_percentages((weights[0], weights[1], weights[2]), (cache[0], cache[1], cache[2]))

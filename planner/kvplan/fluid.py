@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvplan.chain import define_chain
 from kvplan.errors import KvplanError
-from kvplan.highs import minimise
-from kvplan.program import Array
+from kvplan.highs import Rows, minimise
 from kvplan.staging import Staging, define_staging
-from kvplan.statement import Row, Statement, Sum, added
+from kvplan.statement import Statement, Sum, added
 from kvplan.step import StepGraph
 from kvplan.waiting import Waiting, define_waiting
 
@@ -106,31 +103,27 @@ def state(
 
 def solve(statement: Statement) -> Fluid | None:
     """Solve a stated program; None where nothing fits."""
-    scale = np.asarray(statement.scale)
-    matrix, bounds, row_scale = _dense(statement.rows, scale)
-    equal_matrix, equal_bounds, _ = _dense(statement.equal, scale)
-    cost = np.zeros(len(scale))
-    for column in statement.slack.values():
-        cost[column] = 1.0
-    if not statement.slack:
-        cost[statement.period] = 1.0
+    scale, rows = statement.scale, Rows()
+    row_scale = [rows.add_scaled(terms, most, scale) for terms, most, _ in statement.rows]
+    for terms, total, _ in statement.equal:
+        rows.add_scaled(terms, total, scale, equal=True)
+    aim = statement.slack.values() or [statement.period]
     limits = [
         (0.0, None if u is None else u / s) for u, s in zip(statement.upper, scale, strict=True)
     ]
-    result = minimise(cost, matrix, bounds, equal_matrix, equal_bounds, limits)
-    if result is None:
+    found = minimise(dict.fromkeys(aim, 1.0), rows, limits)
+    if found is None:
         return None
-    values = np.maximum(result.x * scale, 0.0)
-    gain = np.maximum(-result.ineqlin.marginals / row_scale, 0.0)
+    values = [max(0.0, value * size) for value, size in zip(found.values, scale, strict=True)]
     cycles = statement.graph.cycles
     duals = {
-        row[2]: float(g) * statement.time_s * cycles
-        for row, g in zip(statement.rows, gain, strict=True)
+        name: max(0.0, -dual / divided) * statement.time_s * cycles
+        for (_, _, name), dual, divided in zip(statement.rows, found.duals, row_scale, strict=False)
     }
     return Fluid(
-        step_s=float(values[statement.period]) * cycles,
-        tokens={key: float(values[column]) for key, column in statement.of.items()},
-        shortfall_bytes={tier: float(values[c]) for tier, c in statement.slack.items()},
+        step_s=values[statement.period] * cycles,
+        tokens={key: values[column] for key, column in statement.of.items()},
+        shortfall_bytes={tier: values[c] for tier, c in statement.slack.items()},
         capacity_s_per_byte={n[9:-1]: d for n, d in duals.items() if n.startswith("capacity[")},
         resource_weight={
             n[9:-1]: d / cycles for n, d in duals.items() if n.startswith("resource[")
@@ -196,15 +189,3 @@ def define_quality(statement: Statement, quality: Mapping[str, float]) -> None:
         if members and share < 1:
             limit = share * sum(graph.tokens.values())
             statement.rows.append((statement.terms(members), limit, f"quality[{path}]"))
-
-
-def _dense(rows: Sequence[Row], scale: Array) -> tuple[Array, Array, Array]:
-    """Dense scaled matrix: columns by their scale, rows by their largest entry."""
-    matrix = np.zeros((len(rows), len(scale)))
-    for number, (terms, _, _) in enumerate(rows):
-        for column, value in terms.items():
-            matrix[number, column] = value * scale[column]
-    largest = np.abs(matrix).max(axis=1, initial=0.0)
-    largest[largest == 0.0] = 1.0
-    bounds = np.array([limit for _, limit, _ in rows]) / largest
-    return matrix / largest[:, None], bounds, largest

@@ -1,77 +1,149 @@
-"""HiGHS through scipy: one call for linear programs, one for those with whole numbers."""
+"""HiGHS: one call for linear programs, one for those with whole numbers."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from kvplan.errors import KvplanError
 
+if TYPE_CHECKING:
+    from highspy import Highs
+
 FEASIBILITY_TOLERANCE = 1e-10
 
-_INFEASIBLE = 2
+Limits = Sequence[tuple[float, float | None]]
+"""Least and most of each column; None for no limit."""
+
+_kept = threading.local()
+"""The solver of each thread: making one takes longer than most programs here."""
 
 
-def minimise(
-    cost: Any, matrix: Any, bounds: Any, equal_matrix: Any, equal_bounds: Any,
-    limits: Sequence[tuple[float, float | None]],
-) -> Any | None:  # fmt: skip
-    """Minimise ``cost @ x`` with ``matrix @ x <= bounds`` and ``equal_matrix @ x == equal_bounds``.
+@dataclass(slots=True)
+class Rows:
+    """Rows of a linear program, sparse, in the order in which they are added.
 
     Args:
-        cost: weight of each column.
-        matrix: rows of the inequalities, dense or sparse.
-        bounds: their right-hand sides.
-        equal_matrix: rows of the equations, or None.
-        equal_bounds: their right-hand sides, or None.
-        limits: least and most of each column; None for no limit.
+        starts: where the entries of each row begin, and where those of the last one end.
+        columns: column of each entry.
+        values: what it is multiplied by.
+        least: least value of each row.
+        most: most value of each row.
+    """
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)
+    most: list[float] = field(default_factory=list)
+
+    def add(self, terms: Mapping[int, float], most: float, equal: bool = False) -> None:
+        """Add ``sum(value * column) <= most`` (or ``==``)."""
+        self.columns += terms.keys()
+        self.values += terms.values()
+        self.starts.append(len(self.columns))
+        self.least.append(most if equal else -np.inf)
+        self.most.append(most)
+
+    def add_scaled(
+        self, terms: Mapping[int, float], most: float, scale: Sequence[float], equal: bool = False
+    ) -> float:
+        """Add a row with its columns in units of their scale, divided by its largest entry.
+
+        Returns:
+            What it was divided by.
+
+        >>> rows = Rows()
+        >>> rows.add_scaled({0: 2.0, 1: 1.0}, 12.0, [1.0, 4.0]), rows.values, rows.most
+        (4.0, [0.5, 1.0], [3.0])
+        """
+        entries = {column: value * scale[column] for column, value in terms.items() if value}
+        largest = max(map(abs, entries.values()), default=1.0)
+        self.add({c: value / largest for c, value in entries.items()}, most / largest, equal)
+        return largest
+
+    def entries(self, number: int) -> Iterator[tuple[int, float]]:
+        """Columns of a row and what they are multiplied by."""
+        begin, end = self.starts[number : number + 2]
+        return zip(self.columns[begin:end], self.values[begin:end], strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """What a linear program has at its least.
+
+    Args:
+        values: value of each column.
+        duals: for each row, by how much the least cost rises per unit of the row's bound.
+    """
+
+    values: list[float]
+    duals: list[float]
+
+
+def version() -> str:
+    """Version of HiGHS."""
+    return str(_solver().version())
+
+
+def minimise(cost: Mapping[int, float], rows: Rows, limits: Limits) -> Optimum | None:
+    """Minimise the cost of the columns.
+
+    Args:
+        cost: weight of each column that has one.
+        rows: what the columns must obey.
+        limits: least and most of each column.
 
     Returns:
-        scipy's result with ``x`` and ``ineqlin.marginals``; None where nothing is feasible.
+        The optimum; None where nothing is feasible.
 
     Raises:
         KvplanError: the solver gave up.
+
+    >>> rows = Rows()
+    >>> rows.add({0: -1.0, 1: -2.0}, -6.0)
+    >>> minimise({0: 1.0, 1: 1.0}, rows, [(0.0, None), (0.0, 2.0)])
+    Optimum(values=[2.0, 2.0], duals=[-1.0])
     """
-    result = linprog(
-        cost,
-        A_ub=matrix,
-        b_ub=bounds,
-        A_eq=equal_matrix,
-        b_eq=equal_bounds,
-        bounds=limits,
-        method="highs",
-        options={
-            "primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-            "dual_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-        },
-    )
-    if result.status == _INFEASIBLE:
+    import highspy
+
+    solver = _solver()
+    _pass(solver, cost, rows, limits)
+    solver.run()
+    status = solver.getModelStatus()
+    if status in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+    ):
         return None
-    if result.status != 0:
-        raise KvplanError(f"the solver stopped: {result.message}")
-    return result
+    if status != highspy.HighsModelStatus.kOptimal:
+        raise KvplanError(f"the solver stopped: {solver.modelStatusToString(status)}")
+    solution = solver.getSolution()
+    return Optimum(list(solution.col_value), list(solution.row_dual))
 
 
 def minimise_whole(
-    cost: Any, matrix: Any, bounds: Any, equal_matrix: Any, equal_bounds: Any,
-    limits: Sequence[tuple[float, float | None]], whole: Sequence[bool], nodes: int, gap: float,
-) -> Any | None:  # fmt: skip
+    cost: Mapping[int, float],
+    rows: Rows,
+    limits: Limits,
+    whole: Sequence[bool],
+    nodes: int,
+    gap: float,
+) -> list[float] | None:
     """The same with columns that must be whole numbers, until a number of nodes is searched.
 
     Args:
-        cost: weight of each column.
-        matrix: rows of the inequalities, sparse.
-        bounds: their right-hand sides.
-        equal_matrix: rows of the equations, or None.
-        equal_bounds: their right-hand sides, or None.
-        limits: least and most of each column; None for no limit.
+        cost: weight of each column that has one.
+        rows: what the columns must obey.
+        limits: least and most of each column.
         whole: which columns must be whole.
         nodes: nodes of the branch and bound, at most.
         gap: relative distance from the optimum that is good enough.
@@ -79,20 +151,74 @@ def minimise_whole(
     Returns:
         Values of the columns, the best found; None where none was.
     """
-    rows = [LinearConstraint(matrix, -np.inf, bounds)]
-    if equal_matrix is not None:
-        rows.append(LinearConstraint(equal_matrix, equal_bounds, equal_bounds))
-    least = np.array([low for low, _ in limits])
-    most = np.array([np.inf if high is None else high for _, high in limits])
+    solver = _made()
+    solver.setOptionValue("mip_max_nodes", nodes)
+    solver.setOptionValue("mip_rel_gap", gap)
     with _silent():
-        result = milp(
-            cost,
-            integrality=np.array(whole, dtype=float),
-            bounds=Bounds(least, most),
-            constraints=rows,
-            options={"node_limit": nodes, "mip_rel_gap": gap},
-        )
-    return result.x
+        _pass(solver, cost, rows, limits, whole)
+        solver.run()
+    solution = solver.getSolution()
+    return list(solution.col_value) if solution.value_valid else None
+
+
+def _solver() -> Highs:
+    """This thread's solver of linear programs.
+
+    Most programs here are so small that presolving takes longer than solving.
+    """
+    if not hasattr(_kept, "solver"):
+        solver = _made()
+        solver.setOptionValue("solver", "simplex")
+        solver.setOptionValue("presolve", "off")
+        solver.setOptionValue("primal_feasibility_tolerance", FEASIBILITY_TOLERANCE)
+        solver.setOptionValue("dual_feasibility_tolerance", FEASIBILITY_TOLERANCE)
+        _kept.solver = solver
+    found: Highs = _kept.solver
+    return found
+
+
+def _made() -> Highs:
+    """A solver that says nothing and gives the same answer every time."""
+    from highspy import Highs
+
+    with _silent():  # making one prints its name
+        solver = Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("parallel", "off")
+    return solver
+
+
+def _pass(
+    solver: Highs,
+    cost: Mapping[int, float],
+    rows: Rows,
+    limits: Limits,
+    whole: Sequence[bool] | None = None,
+) -> None:
+    """Give a program to the solver, which forgets the one before."""
+    from highspy import MatrixFormat, ObjSense
+
+    weights = np.zeros(len(limits))
+    for column, weight in cost.items():
+        weights[column] = weight
+    solver.passModel(
+        len(limits),
+        len(rows.most),
+        len(rows.values),
+        int(MatrixFormat.kRowwise),
+        int(ObjSense.kMinimize),
+        0.0,
+        weights,
+        np.array([least for least, _ in limits]),
+        np.array([np.inf if most is None else most for _, most in limits]),
+        np.array(rows.least),
+        np.array(rows.most),
+        np.array(rows.starts, dtype=np.int32),
+        np.array(rows.columns, dtype=np.int32),
+        np.array(rows.values),
+        np.array([False] * len(limits) if whole is None else whole, dtype=np.int32),
+    )
 
 
 @contextmanager

@@ -7,18 +7,12 @@ is named after the function that states it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-
 from kvplan.curve import Piece
-from kvplan.highs import minimise
+from kvplan.highs import Rows, minimise
 from kvplan.step import StepGraph
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,92 +279,60 @@ def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | 
     Returns:
         The optimum, or None where no allocation is feasible.
     """
-    scale = np.asarray(program.scale)
-    matrix, bounds, equal_matrix, equal_bounds, row_scale = matrices(program, scale)
+    rows, row_scale = scaled_rows(program)
+    limits = scaled_limits(program)
     count = len(program.graph.variables)
-    limits = [
-        (0.0, None if u is None else u / s) for u, s in zip(program.upper, scale, strict=True)
-    ]
     if fixed is not None:
-        limits[:count] = [(v / s, v / s) for v, s in zip(fixed, scale, strict=False)]
-    cost = np.zeros(len(scale))
-    cost[program.period] = 1.0
-    result = minimise(cost, matrix, bounds, equal_matrix, equal_bounds, limits)
-    if result is None:
+        limits[:count] = [(v / s, v / s) for v, s in zip(fixed, program.scale, strict=False)]
+    found = minimise({program.period: 1.0}, rows, limits)
+    if found is None:
         return None
-    values = result.x * scale
-    capacity, weight = _duals(program, result.ineqlin.marginals, row_scale)
+    values = [value * size for value, size in zip(found.values, program.scale, strict=True)]
+    capacity, weight = _duals(program, found.duals, row_scale)
     return Solution(
-        step_s=float(values[program.period]) * program.graph.cycles,
-        values=tuple(float(v) for v in values[:count]),
-        start_s=tuple(
-            float(v) for v in values[program.start : program.start + len(program.graph.operations)]
-        ),
+        step_s=values[program.period] * program.graph.cycles,
+        values=tuple(values[:count]),
+        start_s=tuple(values[program.start : program.start + len(program.graph.operations)]),
         capacity_s_per_byte=capacity,
         weight=weight,
     )
 
 
-def scaled_rows(program: Program) -> Iterator[tuple[Row, dict[int, float], float, float]]:
-    """Each row with columns in units of their scale and divided by its largest entry.
-
-    Yields:
-        The row, its scaled terms, its scaled bound, and what it was divided by.
+def scaled_rows(program: Program) -> tuple[Rows, list[float]]:
+    """Rows with columns in units of their scale and divided by their largest entry, and what each
+    was divided by.
     """
-    for row in program.rows:
-        scaled = {c: v * program.scale[c] for c, v in row.terms.items() if v}
-        largest = max(map(abs, scaled.values()), default=1.0)
-        yield row, {c: v / largest for c, v in scaled.items()}, row.bound / largest, largest
+    rows = Rows()
+    divided = [
+        rows.add_scaled(row.terms, row.bound, program.scale, row.equal) for row in program.rows
+    ]
+    return rows, divided
 
 
-def matrices(
-    program: Program, scale: Array
-) -> tuple[csr_matrix, Array, csr_matrix | None, Array | None, Array]:
-    """Sparse matrices of the scaled rows, inequalities and equalities apart."""
-    parts: dict[bool, tuple[list[int], list[int], list[float], list[float]]] = {
-        False: ([], [], [], []),
-        True: ([], [], [], []),
-    }
-    scales = []
-    for row, terms, bound, largest in scaled_rows(program):
-        rows, columns, data, bounds = parts[row.equal]
-        rows += [len(bounds)] * len(terms)
-        columns += terms.keys()
-        data += terms.values()
-        bounds.append(bound)
-        if not row.equal:
-            scales.append(largest)
-    built = []
-    for equal in (False, True):
-        rows, columns, data, bounds = parts[equal]
-        shape = (len(bounds), len(scale))
-        built.append((csr_matrix((data, (rows, columns)), shape=shape), np.asarray(bounds)))
-    matrix, limits = built[0]
-    equal_matrix, equal_limits = built[1] if len(built[1][1]) else (None, None)
-    return matrix, limits, equal_matrix, equal_limits, np.asarray(scales)
+def scaled_limits(program: Program) -> list[tuple[float, float | None]]:
+    """Least and most of every column in units of its scale."""
+    return [
+        (0.0, None if u is None else u / s)
+        for u, s in zip(program.upper, program.scale, strict=True)
+    ]
 
 
 def _duals(
-    program: Program, marginals: Array, row_scale: Array
+    program: Program, duals: Sequence[float], row_scale: Sequence[float]
 ) -> tuple[dict[str, float], tuple[float, ...]]:
-    """Marginals back in seconds per byte, and the weight of every operation's duration.
+    """Duals back in seconds per byte, and the weight of every operation's duration.
 
-    A relaxed row or a shorter duration by one unit changes the scaled optimum by the marginal;
-    T is measured in the period's scale.
+    A relaxed row or a shorter duration by one unit changes the scaled optimum by the dual; T is
+    measured in the period's scale.
     """
-    time_s = program.scale[program.period]
-    per_unit = -marginals / row_scale * time_s * program.graph.cycles
+    step_s = program.scale[program.period] * program.graph.cycles
     capacity: dict[str, float] = {}
     weight = [0.0] * len(program.graph.operations)
-    number = 0
-    for row in program.rows:
-        if row.equal:
-            continue
-        dual = max(float(per_unit[number]), 0.0)
-        number += 1
+    for row, dual, divided in zip(program.rows, duals, row_scale, strict=True):
+        gain = max(0.0, -dual / divided * step_s)
         kind, _, rest = row.name.partition("[")
         if kind == "capacity":
-            capacity[rest[:-1]] = dual
+            capacity[rest[:-1]] = gain
         elif kind == "precedence":
-            weight[int(rest.split(",")[0])] += dual
+            weight[int(rest.split(",")[0])] += gain
     return capacity, tuple(weight)

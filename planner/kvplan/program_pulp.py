@@ -53,8 +53,10 @@ def to_pulp(program: Program, fixed: Sequence[float] | None = None) -> pulp.LpPr
     ]
     problem += columns[program.period]
     names = plain_names(row.name for row in program.rows)
-    for name, (row, terms, bound, _) in zip(names, scaled_rows(program), strict=True):
-        total = pulp.LpAffineExpression([(columns[c], v) for c, v in terms.items()])
+    rows, _ = scaled_rows(program)
+    for number, (name, row) in enumerate(zip(names, program.rows, strict=True)):
+        bound = rows.most[number]
+        total = pulp.LpAffineExpression([(columns[c], v) for c, v in rows.entries(number)])
         problem += (total == bound if row.equal else total <= bound), name
     return problem
 

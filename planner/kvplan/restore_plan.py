@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 import kvplan
-from kvplan import break_even
+from kvplan import break_even, highs
 from kvplan.document import confidence
 from kvplan.dtypes import element_bytes
 from kvplan.hardware import HardwareProfile
@@ -207,7 +207,7 @@ def document(
         hits=None if prefixes is None else _hits(restoration, prefixes, chosen, found),
         provenance=RestoreProvenance(
             kvplan=kvplan.__version__,
-            solver="HiGHS (scipy)",
+            solver=f"HiGHS {highs.version()}",
             time=time or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         ),
     )
