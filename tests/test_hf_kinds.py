@@ -412,6 +412,19 @@ def test_minicpm3_leaves_out_the_width_of_v() -> None:
     assert model.layers[0].head_dim_v == 64
 
 
+def test_a_default_under_another_name_yields_to_what_is_given() -> None:
+    """Qwen3-VL-235B gives ``num_experts``, its class defaults ``num_local_experts``.
+
+    Source: github ai-dynamo/aiconfigurator@51ecbbbc, Qwen3-VL-235B-A22B-Thinking's configuration.
+    """
+    config = model_file("Qwen/Qwen3-VL-235B-A22B-Thinking").config
+    model = read_config(config, name="m", source="test")
+    assert growth(model) == 94 * 4 * 128 * 2 * 2
+    experts = model.layers[0].experts
+    assert experts is not None
+    assert (experts.count, experts.active) == (128, 8)
+
+
 def test_openelm_has_heads_of_its_own_in_every_layer() -> None:
     """Source: apple/OpenELM-270M, configuration_openelm.py's names."""
     keys = {

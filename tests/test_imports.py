@@ -17,7 +17,18 @@ HEAVY = ("torch", "matplotlib", "pulp", "pandas", "pyarrow", "scipy", "highspy")
 
 # From data files to the command line; a module may import from its own level and those above.
 LEVELS = [
-    {"errors", "units", "datafiles", "dtypes", "formats", "names", "curve", "peak", "regret"},
+    {
+        "errors",
+        "units",
+        "datafiles",
+        "dtypes",
+        "formats",
+        "names",
+        "quantised_names",
+        "curve",
+        "peak",
+        "regret",
+    },
     {"hardware_parts", "slot", "link", "disk", "peer", "tier", "limits", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
     {"prefix", "hits"},

@@ -8,7 +8,7 @@ import pytest
 
 from kvplan.datafiles import data_dir
 from kvplan.errors import InputError, KvplanError
-from kvplan.model_library import load_model, model_file, model_names
+from kvplan.model_library import load_cache, load_model, model_file, model_names
 
 GRADES = ("V", "P", "D", "R")
 
@@ -53,6 +53,15 @@ def index() -> dict[str, dict[str, object]]:
         ("qwen2.5-72b-instruct", "Qwen/Qwen2.5-72B-Instruct"),
         ("qwen3-8b", "Qwen/Qwen3-8B"),
         ("qwen3-0.6b", "Qwen/Qwen3-0.6B"),
+        ("Qwen/Qwen3-8B-Base", "Qwen/Qwen3-8B"),
+        ("meta-llama/Llama-2-13b-chat-hf", "meta-llama/Llama-2-13b-hf"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "meta-llama/Meta-Llama-3.1-8B"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3"),
+        ("deepseek-r1:671b", "deepseek-ai/DeepSeek-R1"),
+        ("llama3:70b", "meta-llama/Meta-Llama-3-70B"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-Instruct-v0.2"),
+        ("qwen2.5:14b", "Qwen/Qwen2.5-14B"),
+        ("Qwen/Qwen1.5-72B-Chat", "Qwen/Qwen1.5-72B-Chat"),
     ],
 )
 def test_names_people_type(text: str, canonical: str) -> None:
@@ -60,13 +69,60 @@ def test_names_people_type(text: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["mistral-7b-v0.2", "qwen3-80b", "llama-3-70b", "gpt-5", "", "   ", "nowhere/x.json"]
+    "text", ["mistral-7b-v0.4", "qwen3-80b", "llama-3-71b", "gpt-5", "", "   ", "nowhere/x.json"]
 )
 def test_unknown_names_and_paths_are_one_line(text: str) -> None:
     with pytest.raises(InputError) as caught:
         load_model(text)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "base", "dtype"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b", "int4"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", "int4"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b", "int8"),
+        ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b", "fp8"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "int8"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "int4"),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "llama-3.3-70b", "int4"),
+        ("TheBloke/Llama-2-7B-Chat-GPTQ", "llama-2-7b", "int4"),
+        ("llama3.1:8b-instruct-q4_K_M", "llama-3.1-8b", "int4"),
+        ("llama3.1:8b-instruct-q8_0", "llama-3.1-8b", "int8"),
+        ("mlx-community/Qwen3-8B-4bit", "qwen3-8b", "int4"),
+    ],
+)
+def test_a_name_says_how_its_weights_are_stored(text: str, base: str, dtype: str) -> None:
+    model, plain = load_model(text), load_model(base)
+    assert model.weight_dtype == dtype
+    assert [layer.kv_elements for layer in model.layers] == [
+        layer.kv_elements for layer in plain.layers
+    ]
+    assert model.params == plain.params
+    again = load_model(model.name)  # a plan keeps the name
+    assert (again.name, again.weight_dtype) == (model.name, dtype)
+
+
+def test_a_name_that_leaves_the_width_open_is_enough_for_the_cache() -> None:
+    text = "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"
+    assert load_cache(text).kv_bytes(1, 2) == 131072
+    with pytest.raises(InputError, match="-Q4_K_M or -FP8"):
+        load_model(text)
+    with pytest.raises(InputError, match="-Q4_K_M or -FP8"):
+        load_model("llama3.1:8b-instruct-q6_K")
+
+
+def test_quantisation_of_an_unknown_model_is_an_unknown_model() -> None:
+    with pytest.raises(InputError, match=r"'nonesuch-7b-AWQ' .* or give a path to its config.json"):
+        load_model("nonesuch-7b-AWQ")
+
+
+def test_a_family_lists_its_sizes() -> None:
+    with pytest.raises(InputError, match=r"openai/gpt-oss-120b, openai/gpt-oss-20b$"):
+        load_model("gpt-oss")
 
 
 def test_index_and_files_agree() -> None:

@@ -14,6 +14,7 @@ from kvplan.errors import InputError
 from kvplan.hf import parse_json, read_cache, read_config, read_json, read_keys
 from kvplan.model import ModelSpec
 from kvplan.names import resolve
+from kvplan.quantised_names import without_quantisation
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,13 +110,39 @@ def _read(name_or_path: str, read: Callable[..., ModelSpec]) -> ModelSpec:
     if not isinstance(name_or_path, str) or not name_or_path.strip():
         raise InputError("model", name_or_path, "a model name or a path to a config.json")
     if not _is_path(name_or_path):
-        file = model_file(name_or_path)
-    else:
-        content = read_keys(name_or_path)
-        if "config" not in content or "model_type" in content:
-            return read(content, name=name_or_path, source=f"file {name_or_path}")
-        file = _typed(content, name_or_path)
+        return _named(name_or_path, read)
+    content = read_keys(name_or_path)
+    if "config" not in content or "model_type" in content:
+        return read(content, name=name_or_path, source=f"file {name_or_path}")
+    file = _typed(content, name_or_path)
     return read(file.config, name=file.name, source=f"{file.source} (grade {file.grade})")
+
+
+def _named(name: str, read: Callable[..., ModelSpec]) -> ModelSpec:
+    """A built-in model, or one whose weights its name says to be quantised.
+
+    A quantised model keeps the ending in its name, so that the name means it again.
+    """
+    try:
+        file, ending = model_file(name), None
+    except InputError as unknown:
+        ending = without_quantisation(name)
+        if ending is None:
+            raise
+        try:
+            file = model_file(ending[0])
+        except InputError:
+            raise unknown from None
+    model = read(file.config, name=file.name, source=f"{file.source} (grade {file.grade})")
+    if ending is None:
+        return model
+    base, dtype = ending
+    tail = name.strip()[len(base) :]
+    if not dtype and read is read_config:
+        accepted = "a model, or its quantisation to 16, 8 or 4 bits, such as -Q4_K_M or -FP8"
+        raise InputError("model", name, accepted)
+    changed = {"weight_dtype": dtype} if dtype else {}
+    return msgspec.structs.replace(model, name=f"{model.name}{tail}", **changed)
 
 
 def _is_path(text: str) -> bool:

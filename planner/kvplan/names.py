@@ -9,8 +9,19 @@ from collections.abc import Mapping, Sequence
 from kvplan.errors import InputError
 
 _LISTED_BY = {"model": "kvplan models", "gpu": "kvplan gpus"}
+_GIVEN_AS = {"model": "a path to its config.json", "gpu": "a path to its .toml profile"}
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s.:-]")
-_SUFFIXES = ("hf", "instruct")
+_SUFFIXES = ("hf", "instruct", "chat", "it", "latest")
+_BASE = "base"
+"""A suffix only behind a size: ``Qwen3-8B-Base``, never ``whisper-base``."""
+
+_NOISE = frozenset(
+    ("nvidia", "corporation", "geforce", "tesla", "gpu", "graphics", "amd", "quadro")
+)
+"""Words that drivers put around the name of a card."""
+
+_BRACKETED = re.compile(r".*\[([^\]]+)\].*")
+_SHORT_SIZE = re.compile(r"(\d+)g", re.I)
 _SEPARATORS = re.compile(r"[-_\s/:]+")
 MOST_LISTED = 6
 
@@ -21,14 +32,15 @@ def resolve(
     """Find the canonical name that a text means.
 
     Case and the separators ``-_.: `` do not matter, but a separator between two numbers does:
-    ``opt-1.3b`` is never ``opt-13b``. An organisation in front, and ``-hf`` or ``-instruct``
-    behind, may be left out or be another as long as one name remains.
+    ``opt-1.3b`` is never ``opt-13b``. An organisation in front, and ``-hf``, ``-instruct``,
+    ``-chat`` or ``-it`` behind, may be left out or be another as long as one name remains.
 
     Args:
         text: what was typed.
         names: canonical name to its aliases.
         field: what to name in the error; ``model`` and ``gpu`` also tell how to list all.
-        partial: whether some of a name's words are enough, in any order.
+        partial: whether some of a name's words are enough, in any order, without a maker's; and
+            of a line of ``lspci`` what stands in brackets.
 
     Raises:
         InputError: no name or several fit; the candidates or the nearest names are listed.
@@ -64,14 +76,31 @@ def resolve(
 
 
 def _with_words(text: str, names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names that have all words of a text, words being what separators divide."""
-    wanted = {word for word in _SEPARATORS.split(text.casefold()) if word}
-    return [
-        canonical
-        for canonical, aliases in names.items()
-        if wanted
-        and any(wanted <= {*_SEPARATORS.split(n.casefold())} for n in (canonical, *aliases))
+    """Names that have all words of a text, words being what separators divide.
+
+    Where a word too many leaves none, such as a card's memory that no name has, an error lists the
+    nearest.
+    """
+    inside = _BRACKETED.fullmatch(text)
+    wanted = _card_words(inside[1] if inside else text)
+    if not wanted:
+        return []
+    spelled = {name: (name, *aliases) for name, aliases in names.items()}
+    same = [n for n, known in spelled.items() if any(wanted == _card_words(one) for one in known)]
+    return same or [
+        n for n, known in spelled.items() if any(wanted <= _card_words(one) for one in known)
     ]
+
+
+def _card_words(text: str) -> frozenset[str]:
+    """Words of a card's name, ``80g`` as ``80gb``, without its maker's.
+
+    >>> sorted(_card_words("NVIDIA A100-SXM4-80G"))
+    ['80gb', 'a100', 'sxm4']
+    """
+    words = (_SHORT_SIZE.sub(r"\1gb", w) if _SHORT_SIZE.fullmatch(w) else w
+             for w in _SEPARATORS.split(text.casefold()))  # fmt: skip
+    return frozenset(word for word in words if word) - _NOISE
 
 
 def _whole(name: str) -> tuple[str, ...]:
@@ -85,9 +114,13 @@ def _without_organisation(name: str) -> tuple[str, ...]:
 
 def _without_suffix(name: str) -> tuple[str, ...]:
     words = _without_organisation(name)
-    while len(words) > 1 and words[-1] in _SUFFIXES:
+    while len(words) > 1 and (words[-1] in _SUFFIXES or _is_base(words)):
         words = words[:-1]
     return words
+
+
+def _is_base(words: tuple[str, ...]) -> bool:
+    return len(words) > 3 and words[-1] == _BASE and words[-2] == "b" and words[-3].isdigit()
 
 
 def _suggestion(text: str, names: Mapping[str, Sequence[str]], field: str) -> str:
@@ -97,12 +130,22 @@ def _suggestion(text: str, names: Mapping[str, Sequence[str]], field: str) -> st
         for name in (canonical, *aliases):
             spelled.setdefault(" ".join(_without_organisation(name)), canonical)
     wanted = " ".join(_without_organisation(text[:100]))
+    begun = {
+        n for spelling, n in spelled.items() if wanted and f"{spelling} ".startswith(f"{wanted} ")
+    }
+    if len(begun) > 1:
+        return (
+            f"one of {', '.join(sorted(begun)[:MOST_LISTED])}{', ...' * (len(begun) > MOST_LISTED)}"
+        )
     near = difflib.get_close_matches(wanted, spelled, n=8, cutoff=0.6)
     nearest = list(dict.fromkeys(spelled[name] for name in near))[:3]
     command = _LISTED_BY.get(field.strip("-"))
+    other = _GIVEN_AS.get(field.strip("-"))
     parts = []
     if nearest:
         parts.append(f"did you mean {' or '.join(nearest)}?")
     if command:
         parts.append(f"`{command}` lists all names")
+    if other:
+        parts[-1] += f"; or give {other}"
     return " ".join(parts) or f"one of {', '.join(names)}"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from kvplan.errors import InputError
 from kvplan.hf.defaults import class_defaults, nested_type
+from kvplan.hf.keys import HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, LAYERS, POSITIONS, VOCAB
+from kvplan.hf.mlp import ACTIVE, COUNT, EXPERT_WIDTH, SHARED_COUNT, SHARED_WIDTH
 from kvplan.limits import printable
 
 NESTED = ("text_config", "language_config", "llm_config", "language_model_config", "lm_config",
@@ -14,6 +16,12 @@ NESTED = ("text_config", "language_config", "llm_config", "language_model_config
 
 WRAPPERS = ("thinker_config",)
 """Keys that hold a composite model of their own."""
+
+SPELLINGS = (
+    HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, POSITIONS,
+    COUNT, ACTIVE, EXPERT_WIDTH, SHARED_WIDTH, SHARED_COUNT,
+)  # fmt: skip
+"""Names of one figure: a default under one of them yields to a value under another."""
 
 OUTER = ("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config", "compression_config")
 """Keys of the outer part that hold for the language part where it does not say otherwise."""
@@ -45,9 +53,15 @@ def language_part(config: Mapping[str, object], name: str) -> Mapping[str, objec
     inner = text.get("model_type")
     if inner is None:
         inner = nested_type(outer if isinstance(outer, str) else None)
-    known = class_defaults(inner) if isinstance(inner, str) else {}
+    known = _beside(class_defaults(inner) if isinstance(inner, str) else {}, text)
     passed = {key: config[key] for key in OUTER if key in config}
     return {**known, **passed, **text, **({"model_type": inner} if inner is not None else {})}
+
+
+def _beside(defaults: Mapping[str, object], text: Mapping[str, object]) -> dict[str, object]:
+    """Defaults of figures that a nested part does not give under any of their names."""
+    said = {key for names in SPELLINGS if any(one in text for one in names) for key in names}
+    return {key: value for key, value in defaults.items() if key not in said}
 
 
 def _object(config: Mapping[str, object], key: str, name: str) -> Mapping[str, object]:
