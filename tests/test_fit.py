@@ -26,8 +26,8 @@ LLAMA = load_model("llama-3.1-8b")
 KEYS = {
     "model", "gpu", "tp", "pp", "context", "batch", "fits", "limit", "memory_bytes", "pool_bytes",
     "kv_dtype", "block_tokens", "block_bytes", "blocks", "tokens", "bytes_per_token",
-    "bytes_per_sequence", "max_concurrency", "max_context", "max_batch", "contexts_that_fit",
-    "table", "host", "changes", "assumed",
+    "bytes_per_sequence", "max_concurrency", "reserved", "max_context", "max_batch",
+    "contexts_that_fit", "table", "host", "changes", "assumed",
 }  # fmt: skip
 
 
@@ -207,3 +207,18 @@ def test_a_host_cache_holds_the_tokens_of_its_ranks() -> None:
     assert json.loads(run(*card).out)["host"]["tokens"] == 81_920
     assert json.loads(run(*card, "--tp", "2").out)["host"]["tokens"] == 81_920
     assert json.loads(run(*card, "--tp", "2", "--per-rank").out)["host"]["tokens"] == 163_840
+
+
+def test_the_concurrency_that_an_engine_prints_for_windows() -> None:
+    """Gemma 4 31B on one H200: 64.68 GiB of pool, 626949 tokens at 262144 each.
+
+    Source: redhat-performance/configiq issue 112, observed.
+    """
+    asked = ("fit", "--model", "gemma-4-31b", "--gpu", "h200", "--weights-dtype", "bf16")
+    result = run(*asked, "--context", "262144", "--json")
+    found = json.loads(result.out)
+    assert found["pool_bytes"] / GIB == pytest.approx(64.68, rel=0.05)
+    assert found["reserved"]["tokens"] == pytest.approx(626_949, rel=0.05)
+    text = " ".join(run(*asked, "--context", "262144").out.split())
+    assert "set aside per sequence" in text
+    assert "weights of the language model alone, without its vision encoder" in text

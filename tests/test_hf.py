@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvplan.errors import InputError
 from kvplan.hf import load_config, read_cache, read_config
 from kvplan.model import ModelSpec
-from kvplan.model_library import model_file, model_names
+from kvplan.model_library import load_model, model_file, model_names
 
 LLAMA = model_file("llama-3.1-8b").config
 LLAMA1 = model_file("llama-7b").config
@@ -311,3 +311,10 @@ def test_infinity_nan_byte_order_mark_and_repeated_keys_are_read(tmp_path: Path)
 def test_a_file_without_end_is_refused() -> None:
     with pytest.raises(InputError, match="bytes"):
         load_config("/dev/zero")
+
+
+def test_parts_that_are_not_counted_are_named() -> None:
+    """Vision towers and drafts have weights that the language model's do not include."""
+    assert load_model("qwen2.5-vl-7b").uncounted == ("vision encoder",)
+    assert load_model("glm-4.5-air").uncounted == ("layers of multi-token prediction",)
+    assert load_model("llama-3.1-8b").uncounted == ()

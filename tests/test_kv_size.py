@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from cli_runner import run
 from hypothesis import given
 from hypothesis import strategies as st
 from model_table import ROWS, Row
-from strategies import examples, layers, model, unusual_layers
+from strategies import examples, layer, layers, model, unusual_layers
 
 from kvplan.errors import InputError
 from kvplan.formats import FORMATS, find_format
@@ -408,3 +409,58 @@ def test_bad_input_is_one_line(options: tuple[str, ...], says: str) -> None:
         assert result.err.count("\n") == 1
         assert result.err.startswith("kvplan: error: ")
         assert says in result.err
+
+
+# -- what engines print --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pool_gib", "tokens"), [(64.68, 626_949), (103.92, 1_007_303)])
+def test_windows_hold_a_chunk_of_the_prompt_besides(pool_gib: float, tokens: int) -> None:
+    """Gemma 4 31B on one H200, bf16 and NVFP4 weights, at 262144 tokens.
+
+    Source: redhat-performance/configiq issue 112: "KV Cache Memory" and "KV Cache Tokens" as the
+    engine printed them; memory is rounded to 0.01 GiB, 0.02 % of the smaller one.
+    """
+    asked = ("kv-size", "--model", "gemma-4-31b", "--context", "262144")
+    found = json.loads(run(*asked, "--pool", f"{pool_gib}GiB", "--json").out)
+    assert found["reserved"]["tokens"] == pytest.approx(tokens, rel=1e-4)
+    assert found["uniform"]["tokens_in_pool"] < tokens < found["tokens_in_pool"]
+
+
+def test_without_windows_nothing_is_set_aside() -> None:
+    found = json.loads(run("kv-size", "--model", "opt-125m", "--pool", "1GiB", "--json").out)
+    assert found["reserved"] is None
+    assert "set aside" not in run("kv-size", "--model", "opt-125m", "--pool", "1GiB").out
+
+
+def test_chunked_layers_and_whole_blocks() -> None:
+    """By hand: 100 tokens, block 16, chunk 8: windows of 20 hold 27 tokens, 2 blocks and one."""
+    full, window = layer(), layer(window=20)
+    chunk = msgspec.structs.replace(window, chunked=True)
+    each = KvSize(model=model([full]), context=1).bytes_per_token
+    for one, blocks in ((full, 7), (window, 3), (chunk, 2)):
+        size = KvSize(model=model([one]), context=100)
+        assert size.reserved_bytes(chunk=8, block=16) == blocks * 16 * each
+
+
+def test_latents_in_fp8_with_their_scales() -> None:
+    """DeepSeek-V3.2: 656 bytes of a latent and 132 of an index in each layer.
+
+    Source: sgl-project/sglang PR 11309: "#tokens: 975424, KV size: 43.67 GB" (GiB), and 54.52
+    for 1462784 tokens without the index; the tokens are whole pages, the sizes rounded.
+    """
+    asked = ("kv-size", "--model", "deepseek-v3.2", "--kv-dtype", "fp8_ds_mla", "--json")
+    found = json.loads(run(*asked, "--context", "975424").out)
+    assert found["bytes_per_token"] == 61 * (656 + 132)
+    assert round(found["total_bytes"] / 2**30, 2) == 43.67
+    assert pytest.approx(54.52, abs=0.015) == 1462784 * 61 * 656 / 2**30
+
+
+@pytest.mark.parametrize(
+    "argv", [("--model", "llama-3.1-8b"), ("--model", "deepseek-v3", "--layout", "expanded")]
+)
+def test_a_format_of_latents_is_for_latents(argv: tuple[str, ...]) -> None:
+    result = run("kv-size", *argv, "--kv-dtype", "fp8_ds_mla")
+    assert result.code == 2
+    assert "--kv-dtype: 'fp8_ds_mla' is not accepted" in result.err
+    assert "latents of 576" in result.err

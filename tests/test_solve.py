@@ -9,6 +9,7 @@ from itertools import product
 
 import msgspec
 import pytest
+from cli_runner import run
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import built_profiles, examples, ideal, layer, layers, magnitudes, model
@@ -246,3 +247,25 @@ def test_inexact_paths_are_only_used_when_allowed(busy: Search) -> None:
         packed += tokens.get("fetch_int8", 0)
     assert 0 < packed <= 0.25 * total + 64 * len(found.best.allocation)
     assert found.best.step_s < busy.best.step_s
+
+
+def test_what_fits_in_shares_and_not_in_blocks_says_so() -> None:
+    """Just below what blocks of 512 tokens need; every change that is named is enough."""
+    asked = ("solve", "--model", "opt-125m", "--gpu", "l4", "--batch", "8", "--context", "1500",
+             "--weights", "resident", "--paths", "resident,fetch", "--dram", "1GiB")  # fmt: skip
+    refused = run(*asked, "--block", "512", "--hbm", "261937KiB")
+    assert refused.code == 3
+    says = "holds a plan in shares of tokens, none in blocks of 512"
+    assert says in refused.err
+    larger = re.search(r"give --hbm at least (\S+) or", refused.err)
+    assert larger is not None
+    assert run(*asked, "--block", "512", "--hbm", larger[1]).code == 0
+    assert "or lower --block to 256" in refused.err
+    assert run(*asked, "--block", "256", "--hbm", "261937KiB").code == 0
+
+
+def test_sparse_attention_is_said_to_be_an_upper_bound() -> None:
+    result = run("solve", "--model", "deepseek-v3.2", "--gpu", "h200", "--tp", "8", "--batch", "1")
+    assert result.code == 0, result.err
+    assert "61 of 61 layers choose by an index" in result.err
+    assert "an upper bound" in result.err

@@ -110,7 +110,8 @@ def inputs_of(scenario: Scenario) -> Inputs:
     """Everything a plan depends on."""
     whole = scenario.whole or scenario
     model, hardware = whole.model, whole.hardware
-    fields = {name: getattr(model, name) for name in model.__struct_fields__ if name != "layers"}
+    known = (name for name in model.__struct_fields__ if name not in ("layers", "uncounted"))
+    fields = {name: getattr(model, name) for name in known}
     fields["scales"] = list(model.scales)
     return Inputs(
         model=ModelInput(**fields, layers=layer_runs(model.layers)),

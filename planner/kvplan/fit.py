@@ -157,6 +157,16 @@ class Fit:
         """Sequences of this context that the pool holds, as a fraction."""
         return max(self.pool_bytes(context, batch), 0.0) / self.sequence_bytes(context)
 
+    def reserved_bytes(self, context: int) -> int | None:
+        """What an engine sets aside for one sequence of a model with windows; None without any.
+
+        Engines divide the pool by this for the concurrency that they print.
+        """
+        cache = at(self.cache, context=context)
+        if not cache.has_windows:
+            return None
+        return cache.reserved_bytes(self.chunking.prefill_tokens(context), self.block)
+
     def fits(self, context: int, batch: int) -> bool:
         """Whether so many sequences of this context fit at once."""
         return batch * self.sequence_bytes(context) <= self.pool_bytes(context, batch)

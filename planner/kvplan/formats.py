@@ -65,9 +65,21 @@ FORMATS = {
         Format("iq4_nl", 32, 18),
         Format("mxfp4", 32, 17),
         Format("nvfp4", 16, 9),
+        Format("fp8_ds_mla", 576, 656),
     )
 }
-"""Format by name. ``int8`` and ``int4`` have an fp16 scale and zero point per 64 values."""
+"""Format by name. ``int8`` and ``int4`` have an fp16 scale and zero point per 64 values.
+
+``fp8_ds_mla`` is one row of DeepSeek's latents as vLLM and SGLang keep it beside sparse attention:
+512 fp8 values, four fp32 scales, and 64 bf16 values with RoPE. Source: ``concat_and_cache_ds_mla``
+in vLLM's ``csrc/cache_kernels.cu``.
+"""
+
+INDEXES = {"fp8_ds_mla": Format("fp8 index", 128, 132)}
+"""Formats that keep the index of sparse attention in another one: fp8 with a scale per key.
+
+Source: sgl-project/sglang PR 11309, 975424 tokens of DeepSeek-V3.2 in 43.67 GiB.
+"""
 
 ALIASES = {
     "f32": "fp32", "float32": "fp32", "float": "fp32", "f16": "fp16", "float16": "fp16",

@@ -23,6 +23,12 @@ from kvplan.workload import Workload
 SLACK = (1.0, 1.02, 1.1, 1.3, 2.0, 4.0)
 """Factors on the shortfall that are tried in turn: rounding to blocks needs a little more."""
 
+BLOCKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
+"""The same in blocks of one layer, where only whole blocks do not fit."""
+
+LEAST_BLOCK = 16
+"""Tokens: the tile of a matrix product."""
+
 FLAGS = {"hbm": "--hbm", "dram": "--dram", "pinned": "--pinned", "disk": "--disk"}
 
 
@@ -30,7 +36,6 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
     """Which budget binds, and the smallest change that makes a plan possible."""
     short = least_shortfall(scenario)
     tier = max(sorted(short), key=lambda t: short[t])
-    have = scenario.capacity[tier]
     beside = {"dram": sum(short.values())} if tier == "hbm" else {}
     changes = [
         change
@@ -40,13 +45,12 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
             smaller_reserve(scenario, tier, short),
             smaller_batch(scenario),
             streamed_weights(scenario),
+            smaller_block(scenario, tier, short),
         )
         if change
     ]
     change = " or ".join(changes) or "take a machine with more memory or a smaller model"
-    missing = format_bytes(max(short[tier], 1.0))
-    reason = f"{missing} short of a budget of {format_bytes(have)}"
-    reason = heavy_weights(scenario) or reason
+    reason = heavy_weights(scenario) or in_words(scenario, tier, short)
     if scenario.hardware.unified:
         reason += f" ({ONE_POOL})"
     return InfeasibleError(tier, reason, change)
@@ -56,11 +60,22 @@ def shortage(scenario: Scenario) -> InfeasibleError:
     """Which budget binds and by how much; no change is searched for, so it is quick."""
     short = least_shortfall(scenario)
     tier = max(sorted(short), key=lambda t: short[t])
-    missing, have = format_bytes(max(short[tier], 1.0)), format_bytes(scenario.capacity[tier])
-    reason = f"{missing} short of a budget of {have}"
-    return InfeasibleError(
-        tier, heavy_weights(scenario) or reason, "`kvplan solve` says what would make it fit"
-    )
+    reason = heavy_weights(scenario) or in_words(scenario, tier, short)
+    return InfeasibleError(tier, reason, "`kvplan solve` says what would make it fit")
+
+
+def in_words(scenario: Scenario, tier: str, short: dict[str, float]) -> str:
+    """What is missing of a budget; or that only whole blocks of tokens do not fit it."""
+    have = format_bytes(scenario.capacity[tier])
+    if only_blocks(short):
+        block = scenario.workload.block
+        return f"a budget of {have} holds a plan in shares of tokens, none in blocks of {block}"
+    return f"{format_bytes(short[tier])} short of a budget of {have}"
+
+
+def only_blocks(short: dict[str, float]) -> bool:
+    """Whether a plan that may divide blocks fits all budgets."""
+    return max(short.values()) <= 1.0
 
 
 def may_stream(scenario: Scenario) -> bool:
@@ -138,8 +153,13 @@ def smaller_reserve(scenario: Scenario, tier: str, short: dict[str, float]) -> s
 
 def budgets_to_try(scenario: Scenario, tier: str, short: dict[str, float]) -> Iterator[int]:
     """Whole sizes above what is missing, each easy to type."""
-    for factor in SLACK:
-        need = scenario.capacity[tier] + max(short[tier], 1.0) * factor
+    missing = [short[tier] * factor for factor in SLACK]
+    if only_blocks(short):
+        load, e = scenario.workload, element_bytes(scenario.workload.kv_dtype)
+        block = load.block * load.batch * max(layer.kv_bytes(e) for layer in scenario.model.layers)
+        missing = [block * factor for factor in BLOCKS]
+    for more in missing:
+        need = scenario.capacity[tier] + max(more, 1.0)
         unit = GIB // 10 if need >= GIB else MIB if need >= MIB else KIB
         yield math.ceil(need / unit) * unit
 
@@ -180,6 +200,20 @@ def streamed_weights(scenario: Scenario) -> str | None:
     options = dataclasses.replace(scenario.options, weights="auto")
     fits = plan_exists(dataclasses.replace(scenario, options=options))
     return "let weights be streamed (--weights auto)" if fits else None
+
+
+def smaller_block(scenario: Scenario, tier: str, short: dict[str, float]) -> str | None:
+    """The largest smaller block with which a plan was found, where blocks are what does not fit."""
+    block = scenario.workload.block
+    if not only_blocks(short):
+        return None
+    for wanted in (block // 2, block // 4):
+        if wanted < LEAST_BLOCK:
+            return None
+        workload = dataclasses.replace(scenario.workload, block=wanted)
+        if plan_exists(dataclasses.replace(scenario, workload=workload)):
+            return f"lower --block to {wanted}"
+    return None
 
 
 def plan_exists(scenario: Scenario) -> bool:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from kvplan.errors import InputError
-from kvplan.formats import FORMATS, Format, whole_blocks
+from kvplan.formats import FORMATS, INDEXES, Format, whole_blocks
 from kvplan.layer import RECURRENT_BYTES, LayerSpec
 from kvplan.limits import MAX_TOKENS
 from kvplan.model import ModelSpec
@@ -121,6 +121,12 @@ class KvSize:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InputError(name, value, f"a whole number from {low} to {high}")
+        for layer in dict.fromkeys(self.model.layers):
+            key = self.formats.of(layer)[0]
+            latent = layer.latent.width if layer.latent and self.layout == "latent" else None
+            if key.name in INDEXES and layer.kv_elements and latent != key.block:
+                accepted = f"another format: this one is for whole latents of {key.block} elements"
+                raise InputError("kv_dtype", key.name, accepted)
 
     @property
     def sequences(self) -> int:
@@ -149,7 +155,7 @@ class KvSize:
             return Part(fixed_bytes=fixed)
         of_k, of_v, of_index = widths(layer, self.ranks, self.layout)
         raw = key.row_bytes(of_k) + (value.row_bytes(of_v) if of_v else 0)
-        entry = raw + (key.row_bytes(of_index) if of_index else 0)
+        entry = raw + (INDEXES.get(key.name, key).row_bytes(of_index) if of_index else 0)
         kept = layer.attended_tokens(self.context)
         filling = layer.window is not None and self.context < layer.window
         if layer.compression > 1:
@@ -280,6 +286,39 @@ class KvSize:
         """Tokens of all sequences that a pool holds where every layer is charged for all tokens."""
         rate = self.uniform_bytes_per_token
         return max(pool_bytes - self.fixed_bytes, 0) // rate if rate else None
+
+    def reserved_bytes(self, chunk: int, block: int = 16) -> int:
+        """What engines set aside for one sequence on one rank while its prompt is read in chunks.
+
+        A windowed layer then keeps its window and a chunk, in whole blocks and one block more.
+
+        Args:
+            chunk: most tokens of one prefill.
+            block: tokens per block of the cache.
+
+        Source: vLLM, ``SlidingWindowSpec`` and ``ChunkedLocalAttentionSpec``,
+        ``max_memory_usage_bytes``.
+        """
+        total = 0
+        for layer, part in zip(self.model.layers, self.parts, strict=True):
+            tokens, more = self.context, 0
+            if layer.compression > 1 or not part.entry_bytes:
+                total += part.total_bytes
+                continue
+            if layer.window is not None:
+                kept = layer.window + chunk - (0 if layer.chunked else 1)
+                tokens, more = min(kept, tokens), 0 if layer.chunked else 1
+            blocks = -(-tokens // block) + more
+            total += blocks * block * part.entry_bytes + part.fixed_bytes
+        return total
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layer keeps less than the context."""
+        return any(
+            layer.window is not None and layer.window < self.context and part.entry_bytes
+            for layer, part in zip(self.model.layers, self.parts, strict=True)
+        )
 
     def partial_blocks(self) -> str | None:
         """Name of a format whose blocks do not divide a head; None where all do."""

@@ -44,6 +44,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         source_tokens: tokens of the source that cross-attention reads, where the model fixes them.
         sequences_per_sample: sequences decoded for one sample: 2 with classifier-free guidance.
         scales: tokens of each scale of a visual autoregressive model, decoded scale by scale.
+        uncounted: parts whose weights are left out, such as a vision encoder.
 
     Raises:
         InputError: a value out of range, or no layers.
@@ -65,6 +66,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source_tokens: int | None = None
     sequences_per_sample: int = 1
     scales: tuple[int, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -10,6 +10,7 @@ from kvplan.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from kvplan.analyze import Copies
+    from kvplan.model import ModelSpec
 
 _VERBS = {
     "resident": "keep {} in HBM", "fetch": "fetch {}", "recompute": "recompute {}",
@@ -330,3 +331,22 @@ def copies(found: Copies) -> str:
     if found.pageable_share:
         parts.append(f"{percent(found.pageable_share)} from pageable memory")
     return ", ".join(parts)
+
+
+def uncounted_words(model: ModelSpec) -> str | None:
+    """That some of a model's weights are not counted; None where all are."""
+    if not model.uncounted:
+        return None
+    return f"weights of the language model alone, without its {' and '.join(model.uncounted)}"
+
+
+def sparse_words(model: ModelSpec) -> str | None:
+    """That a model attends a choice of tokens only; None where it attends all."""
+    chosen = sum(layer.index > 0 and not layer.shared for layer in model.layers)
+    if not chosen:
+        return None
+    layers = f"{chosen} of {len(model.layers)} layers choose" if chosen > 1 else "a layer chooses"
+    return (
+        f"sparse attention: {layers} by an index what a step attends; a step here reads all of the "
+        "cache, so its time at long contexts is an upper bound"
+    )

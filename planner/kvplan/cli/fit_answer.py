@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplan.cli.host import describe
+from kvplan.cli.reserved import reserved
 from kvplan.errors import InfeasibleError
 from kvplan.fit import OUTSIDE_TORCH_BYTES, Fit
 from kvplan.fit_change import changes
@@ -13,6 +14,7 @@ from kvplan.hardware import ONE_POOL, HardwareProfile
 from kvplan.host_cache import HostCache
 from kvplan.model import MAX_TOKENS, ModelSpec
 from kvplan.units import format_bytes
+from kvplan.wording import uncounted_words
 
 SHORTEST = 1024
 """First context of the table where none is given; it doubles from there."""
@@ -94,6 +96,7 @@ class Answer:
             "bytes_per_token": fit.block_bytes / fit.block,
             "bytes_per_sequence": fit.sequence_bytes(context),
             "max_concurrency": fit.concurrency(context, batch),
+            "reserved": reserved(fit.reserved_bytes(context), max(pool, 0.0), context),
             "max_context": fit.most_context(batch, self.most),
             "max_batch": fit.most_batch(context),
             "contexts_that_fit": fit.contexts(batch, self.most),
@@ -122,12 +125,16 @@ class Answer:
         fit, found = self.fit, []
         if fit.weights_bytes is None:
             found.append(f"weights counted as {fit.weights_dtype or self.model.weight_dtype}")
+            without = uncounted_words(self.model)
+            if without:
+                found.append(without)
         if fit.peak_bytes is None:
             tokens = fit.chunking.prefill_tokens(self.context())
             found.append(f"activation peak estimated for a prefill of {tokens} tokens")
         context = self.context()
         if any(layer.window is not None and layer.window < context for layer in self.model.layers):
-            found.append("layers with a window keep no more than it; an engine may keep all")
+            found.append("layers with a window keep no more than it; an engine may keep all, or "
+                         "a chunk more")  # fmt: skip
         if abs(fit.outside_bytes - OUTSIDE_TORCH_BYTES) < 2:
             found.append("0.4 GiB outside torch, as engines report")
         return found

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplan.cli.output import console
+from kvplan.cli.reserved import reserved_words
 from kvplan.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def show_fit(answer: Answer, document: dict[str, Any]) -> None:
         ("concurrency", f"{document['max_concurrency']:.2f} at {document['context']} tokens"),
         ("limit", document["limit"]),
     ]  # fmt: skip
+    if document["reserved"]:
+        rows.insert(-1, ("engine", reserved_words(document["reserved"])))
     if document["host"]:
         host = document["host"]
         room = f"{format_bytes(host['taken_bytes'])} of {format_bytes(host['budget_bytes'])}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kvplan.cli.completion import complete_model
-from kvplan.cli.options import panel_option
+from kvplan.cli.options import as_option, panel_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import whole_number
 from kvplan.errors import InputError
@@ -76,6 +76,9 @@ def kv_size(
     layout: Annotated[str, panel_option(
         _HOW, "--layout", metavar="latent|expanded",
         help="How an engine stores latents: whole, or as K and V of every head.")] = "latent",
+    chunk: Annotated[str, panel_option(
+        _WHERE, "--chunk", metavar="TOKENS", help="With --pool: most tokens of a prefill, which "
+        "engines set aside in every window.")] = "8192",
     pool: Annotated[str | None, panel_option(
         _WHERE, "--pool", metavar="SIZE",
         help="How many tokens fit in so much memory of a rank.")] = None,
@@ -99,16 +102,18 @@ def kv_size(
         "--head-dim-v": head_dim_v, "--latent": latent, "--window": window,
         "--window-layers": window_layers, "--hidden": hidden,
     }  # fmt: skip
-    size = KvSize(
-        model=_model(model, geometry), context=parse_tokens(context, "--context"),
-        batch=whole_number(batch, "--batch", 2**24), formats=_formats(kv_dtype, k_dtype, v_dtype),
-        ranks=whole_number(tp, "--tp", MOST_RANKS), layout=layout,  # type: ignore[arg-type]
-        source_tokens=None if source_tokens is None
-        else parse_tokens(source_tokens, "--source-tokens"),
-    )  # fmt: skip
+    with as_option():
+        size = KvSize(
+            model=_model(model, geometry), context=parse_tokens(context, "--context"),
+            batch=whole_number(batch, "--batch", 2**24),
+            formats=_formats(kv_dtype, k_dtype, v_dtype),
+            ranks=whole_number(tp, "--tp", MOST_RANKS), layout=layout,  # type: ignore[arg-type]
+            source_tokens=None if source_tokens is None
+            else parse_tokens(source_tokens, "--source-tokens"),
+        )  # fmt: skip
     split = _split(len(size.model.layers), pp, layers_per_device)
     pool_bytes = None if pool is None else parse_bytes(pool, "--pool")
-    found = answer(size, split, pool_bytes)
+    found = answer(size, split, pool_bytes, parse_tokens(chunk, "--chunk"))
     if hidden is None and model is None:
         found["act_over_kv"] = None
     if as_json:
@@ -223,8 +228,12 @@ def _split(layers: int, pp: str | None, counts: str | None) -> list[int] | None:
     return found
 
 
-def answer(size: KvSize, split: list[int] | None, pool_bytes: int | None) -> dict[str, Any]:
+def answer(
+    size: KvSize, split: list[int] | None, pool_bytes: int | None, chunk: int
+) -> dict[str, Any]:
     """The JSON document: sizes are bytes, of one rank."""
+    from kvplan.cli.reserved import reserved
+    from kvplan.formats import INDEXES
     from kvplan.kv_size import at
 
     names = {
@@ -249,7 +258,8 @@ def answer(size: KvSize, split: list[int] | None, pool_bytes: int | None) -> dic
             "bytes_per_token": size.uniform_bytes_per_token,
             "total_bytes": size.uniform_total_bytes,
         }
-    if any(layer.latent is not None for layer in size.model.layers):
+    formats = {size.formats.of(layer)[0].name for layer in size.model.layers}
+    if any(layer.latent is not None for layer in size.model.layers) and not formats & set(INDEXES):
         layouts = {name: at(size, layout=name) for name in ("latent", "expanded")}
         found["layouts"] = {
             name: {"bytes_per_token": s.bytes_per_token, "total_bytes": s.total_bytes}
@@ -264,6 +274,8 @@ def answer(size: KvSize, split: list[int] | None, pool_bytes: int | None) -> dic
         found["pool_bytes"] = pool_bytes
         found["tokens_in_pool"] = size.tokens_in(pool_bytes)
         found["uniform"]["tokens_in_pool"] = size.uniform_tokens_in(pool_bytes)
+        aside = size.reserved_bytes(chunk) if size.has_windows else None
+        found["reserved"] = reserved(aside, pool_bytes, size.context)
     found["warnings"] = warnings(size)
     return found
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from kvplan.cli.reserved import reserved_words
 from kvplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def lines(found: Answer) -> list[tuple[str, str]]:
         if charged is not None:
             text += f"; charged uniformly {charged:,} tokens in all"
         shown.append(("pool", text))
+        if found["reserved"]:
+            shown.append(("engine", reserved_words(found["reserved"])))
     if found["act_over_kv"] is not None:
         shown.append(("activations / KV", f"{found['act_over_kv']:.3g}"))
     shown.append(("source", found["source"]))

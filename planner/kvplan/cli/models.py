@@ -121,5 +121,6 @@ def _detail(name: str) -> dict[str, Any]:
     filed = _filed(model_file(model.name)) if model.name in model_names() else {}
     return _row(model) | {
         "family": model.family, "hidden": model.hidden, "vocab": model.vocab,
-        "weight_dtype": model.weight_dtype, "source": model.source, "layer_kinds": kinds,
+        "weight_dtype": model.weight_dtype, "uncounted": list(model.uncounted),
+        "source": model.source, "layer_kinds": kinds,
     } | filed  # fmt: skip

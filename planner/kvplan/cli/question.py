@@ -276,6 +276,8 @@ def _own_generation(request: Request) -> float:
 
 def _warnings(request: Request, scenario: Scenario) -> list[str]:
     """What is accepted and yet likely not what was meant."""
+    from kvplan.wording import sparse_words, uncounted_words
+
     found = []
     model, workload, card = scenario.model, scenario.workload, scenario.hardware.gpu
     if model.max_positions is not None and workload.tokens > model.max_positions:
@@ -299,4 +301,4 @@ def _warnings(request: Request, scenario: Scenario) -> list[str]:
             "--host-attention changes nothing: attend_host is not among the paths searched; "
             "name it in --paths"
         )
-    return found
+    return found + [words for words in (sparse_words(model), uncounted_words(model)) if words]

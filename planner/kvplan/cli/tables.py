@@ -75,7 +75,8 @@ def show_model(console: Console, rows: Sequence[Row]) -> None:
     grid = _table(["", ""])
     facts = {
         "family": row["family"], "layers": row["layers"], "params": params(row),
-        "hidden": row["hidden"], "vocab": row["vocab"], "weights": row["weight_dtype"],
+        "hidden": row["hidden"], "vocab": row["vocab"], "weights": row["weight_dtype"]
+        + (f", without its {' and '.join(row['uncounted'])}" if row["uncounted"] else ""),
         "max positions": row["max_positions"] or "not stated",
         "KV per token (fp16)": format_bytes(row["kv_bytes_per_token"]),
         "states and sources": format_bytes(row["fixed_bytes"]),

@@ -27,6 +27,36 @@ OUTER = ("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config", "
 """Keys of the outer part that hold for the language part where it does not say otherwise."""
 
 
+TOWERS = {
+    "vision encoder": ("vision_config", "visual", "vision_tower", "mm_vision_tower", "vit_config"),
+    "audio encoder": ("audio_config", "audio_encoder_config", "audio_tower"),
+    "talker": ("talker_config",),
+}
+"""Parts whose weights are not counted, and the keys that tell of them."""
+
+DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
+
+def uncounted(config: Mapping[str, object], text: Mapping[str, object]) -> tuple[str, ...]:
+    """Parts of a model that its weights as read here leave out.
+
+    >>> uncounted({"vision_config": {"depth": 2}}, {"num_nextn_predict_layers": 1})
+    ('vision encoder', 'layers of multi-token prediction')
+    """
+    wrapped = [config[key] for key in WRAPPERS if isinstance(config.get(key), Mapping)]
+    found = [
+        part
+        for part, keys in TOWERS.items()
+        if any(isinstance(c, Mapping) and c.get(key) for c in (config, *wrapped) for key in keys)
+    ]
+    for key in DRAFTS:
+        layers = text.get(key, config.get(key))
+        if isinstance(layers, int) and layers > 0:
+            found.append("layers of multi-token prediction")
+            break
+    return tuple(found)
+
+
 def language_part(config: Mapping[str, object], name: str) -> Mapping[str, object]:
     """The keys of the language model, with class defaults for what a nested part leaves out.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from kvplan.errors import InputError
 from kvplan.hf.decoder import read_decoder
 from kvplan.hf.defaults import plain_type
 from kvplan.hf.gguf import as_config, is_gguf
 from kvplan.hf.keys import Keys
-from kvplan.hf.language import language_part
+from kvplan.hf.language import language_part, uncounted
 from kvplan.hf.recurrent import RECURRENT_TYPES, read_recurrent
 from kvplan.hf.seq2seq import read_seq2seq
 from kvplan.hf.visual import VISUAL_TYPES, read_visual
@@ -92,6 +94,12 @@ def _read(config: Mapping[str, object], name: str, source: str, weights: bool) -
     if is_gguf(config):
         config = as_config(config, name)
     keys = Keys(language_part(config, name), name, weights)
+    model = _language_model(keys, source, weights)
+    beside = uncounted(config, keys.config)
+    return msgspec.structs.replace(model, uncounted=beside) if beside else model
+
+
+def _language_model(keys: Keys, source: str, weights: bool) -> ModelSpec:
     family = keys.word("model_type")
     plain = plain_type(family)
     if weights and plain is None:
