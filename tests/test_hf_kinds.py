@@ -425,6 +425,18 @@ def test_a_default_under_another_name_yields_to_what_is_given() -> None:
     assert (experts.count, experts.active) == (128, 8)
 
 
+def test_experts_per_modality_do_not_matter_to_the_cache() -> None:
+    """ERNIE 4.5 VL lists the widths of text and vision experts; its weights stay an error.
+
+    Source: transformers 5.24, Ernie4_5_VLMoeTextConfig.
+    """
+    keys = {**BASE, "model_type": "ernie4_5_vl_moe", "moe_intermediate_size": [1536, 512],
+            "moe_num_experts": [64, 64], "moe_k": 6}  # fmt: skip
+    assert growth(read_cache(keys, name="m", source="test")) == 8 * 4096
+    with pytest.raises(InputError, match="moe_num_experts"):
+        read_config(keys, name="m", source="test")
+
+
 def test_openelm_has_heads_of_its_own_in_every_layer() -> None:
     """Source: apple/OpenELM-270M, configuration_openelm.py's names."""
     keys = {

@@ -52,7 +52,9 @@ def read_decoder(keys: Keys, family: str | None, source: str) -> ModelSpec:
     traits = traits_by(keys, family)
     kinds = read_kinds(keys, family, layers)
     reader = _Reader(keys, family, traits, hidden, window_tokens(keys, family, kinds))
-    mlps = read_mlps(keys, traits, hidden, layers) if any(k.mlp for k in kinds) else [NONE] * layers
+    mlps = [NONE] * layers
+    if keys.weights and any(kind.mlp for kind in kinds):  # MLPs decide weights, never the cache
+        mlps = read_mlps(keys, traits, hidden, layers)
     latent = read_latent(keys)
     attends = [i for i in range(layers) if kinds[i].attention != "none"]
     heads = read_heads(keys, family, hidden, layers) if attends and latent is None else None
