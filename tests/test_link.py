@@ -106,7 +106,8 @@ def test_another_slot_moves_rates_in_proportion() -> None:
     assert half.h2d.pageable_bytes_per_s == A100.h2d.pageable_bytes_per_s
     assert half.links is not None
     assert str(half.links.slot) == "PCIe 4.0 x8"
-    assert half.provenance["h2d.copy.rate"].source == "command line"
+    said = "the profile's rate in proportion to PCIe 4.0 x8, --link"
+    assert half.provenance["h2d.copy.rate"].source == said
     full = override(load_hardware("t4"), link_generation=3, link_lanes=16)
     assert full.h2d.copy.rate() == pytest.approx(12.4e9, rel=1e-3)
 

@@ -58,6 +58,24 @@ def test_shares_in_percent_and_swap_space_in_gib() -> None:
     assert respelled(["--swap-space=4"], {"--dram"}) == ["--dram=4GiB"]
 
 
+def test_flags_that_are_values_here() -> None:
+    known = {"--memory", "--both", "--direction"}
+    assert respelled(["--pageable", "--bidirectional"], known) == ["--memory=pageable", "--both"]
+    plain = run("transfer", "--gpu", "a100", "--memory", "pageable", "--json")
+    assert run("transfer", "--gpu", "a100", "--pageable", "--json").out == plain.out
+
+
+def test_ranks_of_a_host_are_its_tensor_parallel_group() -> None:
+    asked = ("host", "--cache", "40GiB", "--available", "200GiB", "--json")
+    assert run(*asked, "--tp", "4").out == run(*asked, "--ranks", "4").out
+
+
+def test_a_slot_is_said_beside_the_cards_own() -> None:
+    text = " ".join(run("transfer", "--gpu", "rtx-4090", "--link", "pcie4x4").out.split())
+    assert "PCIe 4.0 x16; here PCIe 4.0 x4" in text
+    assert "the profile's rate in proportion to PCIe 4.0 x4, --link" in text
+
+
 def test_options_of_the_command_stay_as_they_are() -> None:
     known = {"--memory", "--context", "-c"}
     argv = ["--memory", "24GiB", "-c", "4k", "--", "--ctx"]

@@ -252,7 +252,8 @@ def override(
         pageable_bytes_per_s: rate of copies to the GPU from memory that is not pinned.
 
     Returns:
-        The changed copy; changed numbers are ``assumed``, from the ``command line``.
+        The changed copy; changed numbers are ``assumed``, from the ``command line`` or, in another
+        slot, in proportion to it.
 
     Raises:
         InputError: not a finite number above zero, or a rate above the link's raw rate.
@@ -272,7 +273,10 @@ def override(
     for (name, change), value in zip(CHANGES.items(), given, strict=True):
         if value is not None:
             parts, paths = change(profile, value)
-            profile = _changed(profile, f"{name}={value!r}", parts, paths, "command line")
+            source = "command line"
+            if name in ("link_generation", "link_lanes"):
+                source = f"the profile's rate in proportion to {parts['links'].slot}, --link"
+            profile = _changed(profile, f"{name}={value!r}", parts, paths, source)
     return profile
 
 

@@ -31,9 +31,19 @@ SPELLINGS = {
     "--dram": ("cpu-memory", "host-memory", "ram", "swap-space", "kv-offloading-size"),
     "--hbm": ("gpu-memory", "vram", "memory"),
     "--memory": ("gpu-memory", "vram", "hbm"),
+    "--ranks": ("tp", "tp-size", "tensor-parallel", "tensor-parallel-size", "world-size", "gpus"),
+    "--gpus": ("num-gpus", "gpu-count", "tp", "tp-size"),
+    "--cache": ("host-cache", "cpu-cache", "max-local-cpu-size", "hicache-size"),
+    "--piece": ("block-size", "chunk", "chunk-size", "page-size"),
     "--block-size": ("page-size", "tokens-per-block", "block"),
 }  # fmt: skip
 """Option here to what vLLM, SGLang, llama.cpp, TensorRT-LLM and others call it, without dashes."""
+
+FLAGS = {
+    "pageable": "--memory=pageable", "pinned": "--memory=pinned", "bidirectional": "--both",
+    "duplex": "--both", "d2h": "--direction=d2h",
+}  # fmt: skip
+"""Flags that mean a value of an option here."""
 
 MEANINGS = {
     "cpu-offload-gb": "it moves weights, not KV: --weights streamed plans that, --dram is the host "
@@ -46,7 +56,7 @@ MEANINGS = {
 }
 """Options of other programs that mean something else, and what to give instead."""
 
-_GIGABYTES = ("swap-space", "kv-offloading-size")
+_GIGABYTES = ("swap-space", "kv-offloading-size", "max-local-cpu-size")
 """Spelled so, a bare number is a number of GiB."""
 
 
@@ -78,6 +88,8 @@ def respelled(arguments: Sequence[str], known: Container[str]) -> list[str]:
                 at = index if equals else index + 1
                 if at < len(found) and found[at].rpartition("=")[2].isdigit():
                     found[at] += "GiB"
+        elif word in FLAGS and FLAGS[word].partition("=")[0] in known and not equals:
+            found[index] = FLAGS[word]
         elif word in MEANINGS:
             following = [a for a in arguments[index + 1 : index + 2] if not a.startswith("-")]
             raise InputError(name, value or " ".join(following), f"left out: {MEANINGS[word]}")

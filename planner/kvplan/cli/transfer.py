@@ -91,7 +91,7 @@ def transfer(
     if as_json:
         print_json(document)
         return
-    _show(card.title, document)
+    _show(f"{card.title}; here {document['link']}" if link else card.title, document)
 # fmt: on
 
 
