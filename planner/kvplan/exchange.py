@@ -8,7 +8,7 @@ from kvplan.allocation import Allocation, Place, laid_out
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
-from kvplan.simulate import delays_of, is_steady, steady_state
+from kvplan.simulate import Waits, is_steady, settled
 from kvplan.waiting import unevenness
 
 MOST_PLAYED = 250_000
@@ -61,8 +61,7 @@ class _Board:
         self.scenario, self.graph = scenario, plan.graph
         self.block = block
         self.values = list(plan.values)
-        self.after = [operation.after for operation in self.graph.operations]
-        self.delays = delays_of(self.graph)
+        self.waits = Waits.of(self.graph)
         self.durations = self.graph.durations(self.values)
         self.step_s = plan.step_s
         self.critical: Sequence[int] = plan.simulation.critical
@@ -74,6 +73,13 @@ class _Board:
         for number, operation in enumerate(self.graph.operations):
             for own in operation.variables:
                 self.own.setdefault(own, []).append(number)
+        self.held = self.graph.stored_bytes(self.values)
+        self.filled = [buffer.filled_bytes(self.values) for buffer in self.graph.buffers]
+        self.rooms: dict[int, list[tuple[int, int, float]]] = {}
+        for number, buffer in enumerate(self.graph.buffers):
+            for position, tenant in enumerate(buffer.tenants):
+                for own, size in tenant.items():
+                    self.rooms.setdefault(own, []).append((number, position, size))
 
     def on_cycle(self) -> list[int]:
         """Staged variables that are copied, rebuilt or dequantised on the critical cycle."""
@@ -124,10 +130,9 @@ class _Board:
         """Move blocks if that fits and shortens the step; whether it did."""
         self._shift(move, 1)
         trial_s = self.step_s / self.graph.cycles * (1 - LEAST_GAIN)
-        fits = overflow(self.graph.memory_bytes(self.values), self.scenario.capacity) is None
         even = all(self._even(variable) for variable, _ in move)
-        if fits and even and is_steady(self.after, self.durations, trial_s, self.delays):
-            period, _, self.critical = steady_state(self.after, self.durations, delays=self.delays)
+        if even and self._fits() and is_steady(self.waits, self.durations, trial_s):
+            period, _, self.critical = settled(self.waits, self.durations)
             self.step_s = period * self.graph.cycles
             return True
         self._shift(move, -1)
@@ -135,9 +140,22 @@ class _Board:
 
     def _shift(self, move: Move, sign: int) -> None:
         for variable, blocks in move:
-            self.values[variable] += sign * blocks * self.block
+            change = sign * blocks * self.block
+            self.values[variable] += change
+            for tier, size in self.graph.variables[variable].stored.items():
+                self.held[tier] = self.held.get(tier, 0.0) + size * change
+            for number, tenant, size in self.rooms.get(variable, ()):
+                self.filled[number][tenant] += size * change
         for number in {number for variable, _ in move for number in self.own[variable]}:
             self.durations[number] = self.graph.operations[number].seconds(self.values)
+
+    def _fits(self) -> bool:
+        """Whether every tier holds what is stored and the buffers."""
+        held = dict(self.held)
+        for buffer, sizes in zip(self.graph.buffers, self.filled, strict=True):
+            for tier in buffer.tiers:
+                held[tier] = held.get(tier, 0.0) + buffer.count * max(sizes, default=0.0)
+        return overflow(held, self.scenario.capacity) is None
 
     def _even(self, source: int) -> bool:
         """Whether the stages of the layer are still within a block of their mean."""

@@ -99,6 +99,10 @@ class Buffer:
     enters: list[list[int]] = field(default_factory=list)
     leaves: list[list[int]] = field(default_factory=list)
 
+    def filled_bytes(self, values: Sequence[float]) -> list[float]:
+        """Bytes of every tenant for given values of all variables of the graph."""
+        return [sum([size * values[v] for v, size in t.items()]) for t in self.tenants]
+
 
 @dataclass(slots=True)
 class StepGraph:
@@ -135,15 +139,19 @@ class StepGraph:
 
     def memory_bytes(self, values: Sequence[float]) -> dict[str, float]:
         """Bytes per tier for given values of the variables."""
+        total = self.stored_bytes(values)
+        for buffer in self.buffers:
+            largest = max(buffer.filled_bytes(values), default=0.0)
+            for tier in buffer.tiers:
+                total[tier] = total.get(tier, 0.0) + buffer.count * largest
+        return total
+
+    def stored_bytes(self, values: Sequence[float]) -> dict[str, float]:
+        """Bytes per tier without those of buffers."""
         total = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 0.0) | self.constant_bytes
         for variable, value in zip(self.variables, values, strict=True):
             for tier, size in variable.stored.items():
                 total[tier] = total.get(tier, 0.0) + size * value
-        for buffer in self.buffers:
-            sizes = (sum(b * values[v] for v, b in t.items()) for t in buffer.tenants)
-            largest = max(sizes, default=0.0)
-            for tier in buffer.tiers:
-                total[tier] = total.get(tier, 0.0) + buffer.count * largest
         return total
 
     def link_bytes(self, values: Sequence[float]) -> dict[str, float]:

@@ -51,16 +51,13 @@ def simulate(graph: StepGraph, values: Sequence[float]) -> Simulation:
         Exact steady-state period and start times.
     """
     durations = graph.durations(values)
-    after = [operation.after for operation in graph.operations]
     busy: dict[str, float] = {}
     for operation, seconds in zip(graph.operations, durations, strict=True):
         if operation.resource is not None:
             busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
     busiest = max(sorted(busy), key=lambda name: busy[name])
     serving = [i for i, o in enumerate(graph.operations) if o.resource == busiest]
-    period, start, critical = steady_state(
-        after, durations, busy[busiest], serving, delays_of(graph)
-    )
+    period, start, critical = settled(Waits.of(graph), durations, busy[busiest], serving)
     return Simulation(
         step_s=period * graph.cycles,
         start_s=tuple(start),
@@ -71,14 +68,41 @@ def simulate(graph: StepGraph, values: Sequence[float]) -> Simulation:
     )
 
 
-def delays_of(graph: StepGraph) -> list[list[float]] | None:
-    """Seconds that pass along each edge of a graph; None where none do."""
-    if not graph.edge_s:
-        return None
-    return [
-        [graph.delay_s(before, index) for before, _ in operation.after]
-        for index, operation in enumerate(graph.operations)
-    ]
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What every operation of a graph waits for.
+
+    Args:
+        within: for each operation, those before it in the list that it waits for in its own step,
+            and seconds along the way.
+        across: (operation, one that it waits for, lag in steps, seconds along the way) of the rest.
+    """
+
+    within: list[list[tuple[int, float]]]
+    across: list[tuple[int, int, int, float]]
+
+    @staticmethod
+    def of(graph: StepGraph) -> Waits:
+        """Those of a step graph."""
+        waits = Waits([], [])
+        for index, operation in enumerate(graph.operations):
+            if graph.edge_s:
+                delays = [graph.delay_s(before, index) for before, _ in operation.after]
+                waits.add(operation.after, delays)
+            else:
+                waits.add(operation.after)
+        return waits
+
+    def add(self, after: Sequence[tuple[int, int]], delays: Sequence[float] | None = None) -> None:
+        """The next operation: (what it waits for, lag), and seconds along the way (None: none)."""
+        index, own = len(self.within), []
+        for position, (before, lag) in enumerate(after):
+            delay = delays[position] if delays is not None else 0.0
+            if lag == 0 and before < index:
+                own.append((before, delay))
+            else:
+                self.across.append((index, before, lag, delay))
+        self.within.append(own)
 
 
 def _bottleneck(graph: StepGraph, durations: Sequence[float], critical: Sequence[int]) -> str:
@@ -111,99 +135,109 @@ def steady_state(
     >>> steady_state([[(1, 1)], [(0, 0)]], [2.0, 3.0], delays=[[0.5], [1.0]])
     (6.5, [0.0, 3.0], [0, 1])
     """
-    edges = _edges(after, delays)
+    waits = Waits([], [])
+    for index, own in enumerate(after):
+        waits.add(own, None if delays is None else delays[index])
+    return settled(waits, durations, period, critical)
+
+
+def settled(
+    waits: Waits, durations: Sequence[float], period: float = 0.0, critical: Sequence[int] = ()
+) -> tuple[float, list[float], list[int]]:
+    """The same of waits that were sorted out before."""
     found = list(critical)
     limit = 10 * len(durations) + 100
     for _ in range(limit):
-        start, cycle = _play(edges, durations, period)
+        start, cycle = _play(waits, durations, period)
         if cycle is None:
             return period, start, found
         # The second term: a cycle that is longer by rounding alone must still end the round.
-        period, found = max(_ratio(edges, durations, cycle), period * (1 + 1e-15)), cycle
+        period, found = max(_ratio(waits, durations, cycle), period * (1 + 1e-15)), cycle
     raise KvplanError(f"the simulator found no steady state in {limit} rounds")
 
 
-Edges = Sequence[Sequence[tuple[int, int, float]]]
-"""For each operation: what it waits for, lag in steps, seconds along the way."""
-
-
-def _edges(
-    after: Sequence[Sequence[tuple[int, int]]], delays: Sequence[Sequence[float]] | None
-) -> Edges:
-    if delays is None:
-        return [[(before, lag, 0.0) for before, lag in waits] for waits in after]
-    return [
-        [(before, lag, delay) for (before, lag), delay in zip(waits, along, strict=True)]
-        for waits, along in zip(after, delays, strict=True)
-    ]
-
-
-def is_steady(
-    after: Sequence[Sequence[tuple[int, int]]],
-    durations: Sequence[float],
-    period: float,
-    delays: Sequence[Sequence[float]] | None = None,
-) -> bool:
+def is_steady(waits: Waits, durations: Sequence[float], period: float) -> bool:
     """Whether a cyclic graph can repeat with a period.
 
-    >>> is_steady([[(1, 1)], [(0, 0)]], [2.0, 3.0], 4.9)
+    >>> is_steady(Waits([[], [(0, 0.0)]], [(0, 1, 1, 0.0)]), [2.0, 3.0], 4.9)
     False
     """
-    return _play(_edges(after, delays), durations, period)[1] is None
+    return _play(waits, durations, period)[1] is None
 
 
 def _play(
-    waiting: Edges, durations: Sequence[float], period: float
+    waits: Waits, durations: Sequence[float], period: float
 ) -> tuple[list[float], list[int] | None]:
-    """Start times at a trial period, or a cycle of operations that wait for each other."""
+    """Start times at a trial period, or a cycle of operations that wait for each other.
+
+    In turn: everything in list order as far as its own step goes, then what waits across steps.
+    """
     count = len(durations)
     start = [0.0] * count
     end = list(durations)
     cause = [-1] * count
     tolerance = RELATIVE_TOLERANCE * (period + max(durations, default=0.0))
-    edges = [[(b, lag * period - delay) for b, lag, delay in waits] for waits in waiting]
-    for sweep in range(count + 2):
-        moved = -1
-        for index, waits in enumerate(edges):
-            latest = start[index]
-            for before, shift in waits:
-                ready = end[before] - shift
+    across = [(index, before, lag * period - delay) for index, before, lag, delay in waits.across]
+    first = 0
+    for _ in range(count + 2):
+        for index in range(first, count):
+            at = latest = start[index]
+            for before, delay in waits.within[index]:
+                ready = end[before] + delay
                 if ready > latest + tolerance:
                     latest = ready
                     cause[index] = before
-            if latest > start[index]:
+            if latest > at:
                 start[index] = latest
                 end[index] = latest + durations[index]
+        moved = -1
+        first = count
+        for index, before, shift in across:
+            ready = end[before] - shift
+            if ready > start[index] + tolerance:
+                start[index] = ready
+                end[index] = ready + durations[index]
+                cause[index] = before
                 moved = index
+                first = min(first, index + 1)
         if moved < 0:
             return start, None
-        if sweep:
-            cycle = _cycle(cause, moved)
-            if cycle is not None:
-                return start, cycle
+        cycle = _cycle(cause, moved)
+        if cycle is not None:
+            return start, cycle
     raise KvplanError("the simulator did not settle")
 
 
 def _cycle(cause: Sequence[int], index: int) -> list[int] | None:
-    """The cycle reached by following causes from an operation, in order of time, if any."""
+    """The cycle reached by following causes from an operation, in order of time, if any; it begins
+    with its first operation of the list.
+    """
     seen: dict[int, int] = {}
     path: list[int] = []
     while index >= 0:
         if index in seen:
-            return path[seen[index] :][::-1]
+            cycle = path[seen[index] :][::-1]
+            first = cycle.index(min(cycle))
+            return cycle[first:] + cycle[:first]
         seen[index] = len(path)
         path.append(index)
         index = cause[index]
     return None
 
 
-def _ratio(edges: Edges, durations: Sequence[float], cycle: Sequence[int]) -> float:
+def _ratio(waits: Waits, durations: Sequence[float], cycle: Sequence[int]) -> float:
     """Seconds per step around a cycle."""
     total = sum(durations[index] for index in cycle)
     lags = 0
+    members = set(cycle)
+    across: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for index, before, lag, delay in waits.across:
+        if index in members:
+            across.setdefault((index, before), []).append((lag, -delay))
     for position, index in enumerate(cycle):
         before = cycle[position - 1]
-        lag, delay = min((lag, -delay) for b, lag, delay in edges[index] if b == before)
+        ways = [(0, -delay) for b, delay in waits.within[index] if b == before]
+        lag, delay = min(ways + across.get((index, before), []))
         lags += lag
         total -= delay
     if lags == 0:
