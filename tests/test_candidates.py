@@ -1,4 +1,4 @@
-"""Candidates of the search: a deeper queue changes staging buffers and nothing else."""
+"""Candidates of the search: graphs that stand for others without being built anew."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 from strategies import ideal, layer, model
 
-from kvplan.candidates import unit_graph, with_queue_depth
-from kvplan.scenario import Scenario
+from kvplan import fluid
+from kvplan.candidates import flow_graph, unit_graph, with_queue_depth
+from kvplan.hardware_library import load_hardware
+from kvplan.model_library import load_model
+from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.workload import Workload
+from kvplan.workload import Budgets, Workload
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -30,3 +33,32 @@ def test_a_deeper_queue_takes_more_staging_buffers_only(streamed: bool, depth: i
     ]
     values = [variable.ceiling for variable in built.variables]
     assert quick.memory_bytes(values) == built.memory_bytes(values)
+
+
+@pytest.mark.parametrize("stages", [4, 5, 7])
+@pytest.mark.parametrize("name", ["llama-7b", "gemma-3-12b-it", "ai21labs/Jamba-v0.1"])
+@pytest.mark.parametrize("load", [
+    Workload(batch=16, context=8192), Workload(batch=16, context=8192, micro_batches=2),
+    Workload(batch=16, context=8192, micro_batches=2, schedule="row"),
+])  # fmt: skip
+def test_a_run_of_layers_has_the_bound_of_all_groups(
+    name: str, stages: int, load: Workload
+) -> None:
+    """Groups of layers, even or not: one run stands for them, with buffers of the mean group."""
+    scenario = Scenario(
+        model=load_model(name), hardware=load_hardware("a100"), workload=load,
+        budgets=Budgets(disk_bytes=10**12), options=Options(allow={"int4": 0.5}),
+    )  # fmt: skip
+    for streamed in (False, True):
+        schedule = Schedule(axis="layer", stages=stages, queue_depth=2, stream_weights=streamed)
+        flow, unit = flow_graph(scenario, schedule), unit_graph(scenario, schedule)
+        assert len(flow.operations) <= len(unit.operations)
+        found, whole = (
+            fluid.bound(graph, scenario.classes, scenario.capacity, scenario.quality)
+            for graph in (flow, unit)
+        )
+        assert (found is None) == (whole is None)
+        if found is not None and whole is not None:
+            assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
+            for tier, dual in whole.capacity_s_per_byte.items():
+                assert found.capacity_s_per_byte[tier] == pytest.approx(dual, rel=1e-6, abs=1e-18)

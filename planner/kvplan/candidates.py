@@ -33,22 +33,44 @@ class Candidate:
     """One schedule under consideration.
 
     Args:
+        scenario: the question it was made for.
         schedule: axis, stages, queue depth.
-        unit: its step graph with every allowed path, of one unit where layers repeat.
+        flow: the graph that its fluid program is stated from (`flow_graph`).
         relaxation: optimum of the fluid program.
         bound_s: proven lower bound on its step.
         trial_s: step of the fractional allocation on the unit; infinite until played.
         pattern: how stages are mixed, that of the best trial.
         sharp: whether the bound has been sharpened as far as it goes.
+        built: its unit, once that was asked for.
     """
 
+    scenario: Scenario
     schedule: Schedule
-    unit: StepGraph
+    flow: StepGraph
     relaxation: fluid.Fluid
     bound_s: float
     trial_s: float = float("inf")
     pattern: str | Sequence[Mapping[str, float]] = "grouped"
     sharp: bool = False
+    built: StepGraph | None = None
+
+    @property
+    def unit(self) -> StepGraph:
+        """Its step graph with every allowed path, of one unit where layers repeat."""
+        if self.built is None:
+            self.built = unit_graph(self.scenario, self.schedule)
+        return self.built
+
+
+def bounded(scenario: Scenario, schedule: Schedule, flow: StepGraph) -> Candidate | None:
+    """A schedule with the bound of its fluid program; None where nothing fits."""
+    relaxation = fluid.bound(flow, scenario.classes, scenario.capacity, scenario.quality)
+    if relaxation is None:
+        return None
+    found = Candidate(scenario, schedule, flow, relaxation, relaxation.step_s)
+    if schedule.axis == "token":
+        found.built = flow
+    return found
 
 
 def schedules(scenario: Scenario, stream_weights: bool, depth: int) -> Iterator[Schedule]:
@@ -73,14 +95,12 @@ def bounded_candidates(scenario: Scenario) -> list[Candidate]:
     Unless asked for, weights are streamed only where they leave little HBM or do not fit.
     """
     depth = min(scenario.options.queue_depths)
-    found: list[Candidate] = []
-    for stream in streaming(scenario):
-        for schedule in schedules(scenario, stream, depth):
-            unit = unit_graph(scenario, schedule)
-            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
-            if relaxation is not None:
-                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
-    return found
+    found = [
+        bounded(scenario, schedule, flow_graph(scenario, schedule))
+        for stream in streaming(scenario)
+        for schedule in schedules(scenario, stream, depth)
+    ]
+    return [candidate for candidate in found if candidate is not None]
 
 
 def streaming(scenario: Scenario) -> tuple[bool, ...]:
@@ -108,11 +128,10 @@ def deeper_candidates(scenario: Scenario, shallow: Sequence[Candidate]) -> list[
             if candidate.bound_s * (1 + NEAR) >= best_s:
                 continue
             schedule = dataclasses.replace(candidate.schedule, queue_depth=depth)
-            unit = with_queue_depth(candidate.unit, schedule)
-            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
-            if relaxation is not None:
-                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
-                try_on_unit(scenario, found[-1])
+            deeper = bounded(scenario, schedule, with_queue_depth(candidate.flow, schedule))
+            if deeper is not None:
+                found.append(deeper)
+                try_on_unit(scenario, deeper)
     return found
 
 
@@ -126,10 +145,9 @@ def unbuilt(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candida
             if schedule in known:
                 continue
             known.add(schedule)
-            unit = with_queue_depth(candidate.unit, schedule)
-            relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
-            if relaxation is not None:
-                found.append(Candidate(schedule, unit, relaxation, relaxation.step_s))
+            deeper = bounded(scenario, schedule, with_queue_depth(candidate.flow, schedule))
+            if deeper is not None:
+                found.append(deeper)
     return found
 
 
@@ -190,6 +208,23 @@ def unit_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
     return build_unit(scenario, schedule, full_structure(scenario, schedule, layers), unit)
 
 
+def flow_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
+    """A graph with the fluid program of the unit's, which forgets order: the unit itself, or on the
+    layer axis the shortest run of layers that repeats, staging buffers scaled to the mean group.
+    """
+    count = len(scenario.model.layers)
+    alike = unit_layers(scenario.model, dataclasses.replace(cyclic(schedule), axis="token"))
+    if schedule.axis == "token" or alike is None or len(alike) * schedule.stages > count:
+        return unit_graph(scenario, schedule)
+    structure = full_structure(scenario, schedule, alike)
+    graph = build_unit(scenario, schedule, structure, alike)
+    larger = count / (len(alike) * schedule.stages)
+    for buffer in graph.buffers:
+        if buffer.holds == "stages":
+            buffer.tenants = [{v: size * larger for v, size in t.items()} for t in buffer.tenants]
+    return graph
+
+
 def build_unit(
     scenario: Scenario, schedule: Schedule, structure: Structure, unit: Sequence[int] | None
 ) -> StepGraph:
@@ -224,10 +259,25 @@ def try_on_unit(scenario: Scenario, candidate: Candidate) -> None:
     if unit is None:
         candidate.trial_s = candidate.bound_s
         return
-    for pattern in PATTERNS:
+    for pattern in patterns(scenario, candidate):
         step_s = play_unit(scenario, candidate, pattern, unit)
         if step_s < candidate.trial_s:
             candidate.trial_s, candidate.pattern = step_s, pattern
+
+
+def patterns(scenario: Scenario, candidate: Candidate) -> tuple[str, ...]:
+    """Patterns that mix stages differently: one, where a layer's stages all hold the same path."""
+    if candidate.schedule.axis == "token":
+        for layer, wanted in enumerate(targets(scenario, candidate.relaxation)):
+            if len(staged(scenario, layer, wanted)) > 1:
+                return PATTERNS
+    return PATTERNS[:1]
+
+
+def staged(scenario: Scenario, layer: int, wanted: Mapping[str, float]) -> dict[str, float]:
+    """Tokens of the paths that a layer's stages hold; next to none are left out."""
+    least = 1e-6 * scenario.cached_tokens(layer)
+    return {n: t for n, t in wanted.items() if t > least and REGISTRY[n].attends == "stage"}
 
 
 def fractional(
@@ -239,16 +289,16 @@ def fractional(
     tokens: dict[tuple[int, int | None, str], float] = {}
     for layer in layers:
         least = 1e-6 * scenario.cached_tokens(layer)
-        present = {n: t for n, t in wanted[layer].items() if t > least}
-        staged = {n: t for n, t in present.items() if REGISTRY[n].attends == "stage"}
+        inside = staged(scenario, layer, wanted[layer])
         if schedule.axis == "token":
-            mixes = list(enumerate(stage_mixes(staged, schedule.stages, pattern)))
+            mixes = list(enumerate(stage_mixes(inside, schedule.stages, pattern)))
         else:
-            mixes = [(group_of(layer, len(scenario.model.layers), schedule.stages), staged)]
+            mixes = [(group_of(layer, len(scenario.model.layers), schedule.stages), inside)]
         places: list[tuple[int | None, str, float]] = [
             (stage, name, count) for stage, mix in mixes for name, count in mix.items()
         ]
-        places += [(None, n, t) for n, t in present.items() if n not in staged]
+        outside = {n: t for n, t in wanted[layer].items() if REGISTRY[n].attends != "stage"}
+        places += [(None, n, t) for n, t in outside.items() if t > least]
         for stage, name, count in places:
             if count > 0:
                 tokens[layer, stage, name] = count

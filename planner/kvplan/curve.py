@@ -34,7 +34,9 @@ class Curve:
         >>> Curve((Piece(1.0, 0.0), Piece(0.0, 2.0))).seconds(3.0)
         6.0
         """
-        return max(p.fixed_s + p.s_per_unit * volume for p in self.pieces)
+        if len(self.pieces) == 1:
+            return self.pieces[0].fixed_s + self.pieces[0].s_per_unit * volume
+        return max([p.fixed_s + p.s_per_unit * volume for p in self.pieces])
 
     def scaled(self, factor: float) -> Curve:
         """The curve over a volume in another unit: ``scaled(k).seconds(v) == seconds(k * v)``.

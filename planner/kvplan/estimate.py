@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan import candidates, fluid
-from kvplan.candidates import Candidate
 from kvplan.errors import InfeasibleError
 from kvplan.infeasible import explain_infeasible
 from kvplan.resident import everything_resident
@@ -125,18 +124,18 @@ def _by_depth(schedules: Sequence[Schedule]) -> list[list[Schedule]]:
 
 
 def _of_schedule(scenario: Scenario, schedule: Schedule) -> Estimate | None:
-    unit = candidates.unit_graph(scenario, schedule)
-    relaxation = fluid.bound(unit, scenario.classes, scenario.capacity, scenario.quality)
-    if relaxation is None:
+    flow = candidates.flow_graph(scenario, schedule)
+    candidate = candidates.bounded(scenario, schedule, flow)
+    if candidate is None:
         return None
-    candidate = Candidate(schedule, unit, relaxation, relaxation.step_s)
     layers = candidates.unit_layers(scenario.model, candidates.cyclic(schedule))
     whole = list(range(len(scenario.model.layers))) if layers is None else layers
     played = [
-        candidates.unit_play(scenario, candidate, pattern, whole) for pattern in candidates.PATTERNS
+        candidates.unit_play(scenario, candidate, pattern, whole)
+        for pattern in candidates.patterns(scenario, candidate)
     ]
     graph, values, simulation = min(played, key=lambda p: p[2].step_s)
-    return _estimate(schedule, relaxation.step_s, graph, values, simulation)
+    return _estimate(schedule, candidate.bound_s, graph, values, simulation)
 
 
 def _estimate(

@@ -68,7 +68,7 @@ def fit(scenario: Scenario, trial: Candidate) -> Evaluation | None:
             if over is None:
                 return evaluation
         capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
-        relaxation = fluid.bound(trial.unit, scenario.classes, capacity, quality)
+        relaxation = fluid.bound(trial.flow, scenario.classes, capacity, quality)
         if relaxation is None:
             return None
         trial = dataclasses.replace(trial, relaxation=relaxation)

@@ -73,7 +73,7 @@ class Operation:
 
     def seconds(self, values: Sequence[float]) -> float:
         """Duration for given values of all variables of the graph."""
-        return self.curve.seconds(sum(values[v] for v in self.variables))
+        return self.curve.seconds(sum([values[v] for v in self.variables]))
 
 
 @dataclass(slots=True)
@@ -184,17 +184,20 @@ class GraphBuilder:
         Returns:
             Its index.
         """
-        operations = self.graph.operations
+        operations, resource = self.graph.operations, operation.resource
         edges = [(a, 0) if isinstance(a, int) else a for a in after]
         index = len(operations)
-        if operation.resource is not None:
-            if operation.resource in self.last:
-                edges.append((self.last[operation.resource], 0))
-            self.first.setdefault(operation.resource, index)
-            self.last[operation.resource] = index
-        if operation.variables and not operation.ceiling:
-            ceilings = (self.graph.variables[v].ceiling for v in operation.variables)
-            operation.ceiling = max(ceilings)
+        if resource is not None:
+            last = self.last.get(resource)
+            if last is None:
+                self.first[resource] = index
+            else:
+                edges.append((last, 0))
+            self.last[resource] = index
+        own = operation.variables
+        if own and not operation.ceiling:
+            variables = self.graph.variables
+            operation.ceiling = max([variables[v].ceiling for v in own])
         operation.after = edges
         operations.append(operation)
         return index

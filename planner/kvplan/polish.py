@@ -131,7 +131,7 @@ def promising(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candi
                 )
             )
             if solution is not None:
-                candidate.unit = unit
+                candidate.built = unit
                 found.append((solution.step_s, candidate))
     found.sort(key=lambda pair: pair[0])
     return [candidate for _, candidate in found[:POLISHED]]

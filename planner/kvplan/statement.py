@@ -50,6 +50,7 @@ class Statement:
         largest: column of the size of each buffer that has one, by its number.
         slack: column of the bytes by which a tier is widened.
         many: column of the duration of operations whose curve has several pieces.
+        known: durations of operations so far; equal stages and layers share one.
     """
 
     graph: StepGraph
@@ -66,6 +67,7 @@ class Statement:
     largest: dict[int, int] = field(default_factory=dict)
     slack: dict[str, int] = field(default_factory=dict)
     many: dict[object, int] = field(default_factory=dict)
+    known: dict[object, Sum] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Columns of the graph's variables, and the period."""
@@ -104,9 +106,14 @@ class Statement:
 
         A curve of several pieces gets a column of its own, shared by operations that are equal.
         """
-        if not operation.variables:
+        own = operation.variables
+        if not own:
             return {}, operation.curve.seconds(0.0)
-        return self.longest(operation, ceiling, self.terms(dict.fromkeys(operation.variables, 1.0)))
+        places = tuple([(self.column_of[v], self.share_of[v]) for v in own])
+        key = (id(operation.curve), ceiling, places)
+        if key not in self.known:
+            self.known[key] = self.longest(operation, ceiling, self.terms(dict.fromkeys(own, 1.0)))
+        return self.known[key]
 
     def longest(self, operation: Operation, ceiling: float, volume: Terms) -> Sum:
         """The longest piece of an operation's curve, fixed parts in proportion to its volume."""

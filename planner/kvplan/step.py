@@ -25,6 +25,9 @@ from kvplan.workload import Workload
 
 __all__ = ["Buffer", "Operation", "StepGraph", "Structure", "Variable", "build_step", "group_of"]
 
+OUTSIDE = frozenset(("dram", "disk", "tier"))
+"""Tiers that a new token's K and V are sent to."""
+
 WEIGHT_BUFFERS = 2
 """Layers' worth of streamed weights held at once: one in use, one arriving."""
 
@@ -78,6 +81,8 @@ class _Builder(GraphBuilder):
         self.curves: dict[tuple[str, int], Curve] = {}
         self.legs: dict[tuple[int, str], tuple[Leg, ...]] = {}
         self.staging_bytes: dict[tuple[int, str], float] = {}
+        self.kinds: dict[tuple[int, str], tuple[float, dict[str, float]]] = {}
+        self.ordered: dict[tuple[int, tuple[str, ...]], list[Path]] = {}
         numbers: dict[LayerSpec, int] = {}
         self.kind = [numbers.setdefault(spec, len(numbers)) for spec in model.layers]
         self.staging = _Ring(schedule.queue_depth)
@@ -112,20 +117,30 @@ class _Builder(GraphBuilder):
     def variable(self, layer: int, stage: int | None, path: Path) -> int:
         """Index of the tokens of a layer and stage that take a path."""
         key = (layer, stage, path.name)
-        if key not in self.indices:
-            spec, dtype = self.model.layers[layer], self.workload.kv_dtype
-            tokens = spec.cached_tokens(self.workload.tokens)
+        index = self.indices.get(key)
+        if index is None:
+            tokens, stored = self.tokens_of(layer, path)
+            ceiling = tokens
             if stage is not None and self.schedule.axis == "token":
                 ceiling = min(tokens, tokens / self.schedule.stages + self.workload.block)
-            else:
-                ceiling = tokens
-            sequences = self.workload.batch * self.repeat
-            stored = {t: b * sequences for t, b in path.stored(spec, dtype).items()}
-            self.indices[key] = len(self.graph.variables)
+            index = self.indices[key] = len(self.graph.variables)
             self.graph.variables.append(
                 Variable(layer, stage, path.name, ceiling, stored, path.exact)
             )
-        return self.indices[key]
+        return index
+
+    def tokens_of(self, layer: int, path: Path) -> tuple[float, dict[str, float]]:
+        """Tokens of a layer, and what one of all sequences takes in each tier on a path."""
+        key = (self.kind[layer], path.name)
+        found = self.kinds.get(key)
+        if found is None:
+            spec, sequences = self.model.layers[layer], self.workload.batch * self.repeat
+            stored = path.stored(spec, self.workload.kv_dtype)
+            found = self.kinds[key] = (
+                spec.cached_tokens(self.workload.tokens),
+                {tier: size * sequences for tier, size in stored.items()},
+            )
+        return found
 
     def path_legs(self, layer: int, path: Path) -> tuple[Leg, ...]:
         """Legs of a path with curves over tokens of a micro-batch."""
@@ -334,7 +349,7 @@ class _Builder(GraphBuilder):
             return []
         (enters, leaves), tenant = self.buffer(layer, micro_batch, stage)
         ready, variables = [], []
-        for path in sorted(paths, key=lambda p: -len(self.path_legs(layer, p))):
+        for path in self.in_turn(layer, paths):
             variable = self.variable(layer, stage, path)
             variables.append(variable)
             size = self.staging_bytes[self.kind[layer], path.name]
@@ -357,6 +372,13 @@ class _Builder(GraphBuilder):
         )
         leaves.append(attend)
         return [attend]
+
+    def in_turn(self, layer: int, paths: Sequence[Path]) -> Sequence[Path]:
+        """Paths of a stage, those with most legs first."""
+        key = (self.kind[layer], tuple([path.name for path in paths]))
+        if key not in self.ordered:
+            self.ordered[key] = sorted(paths, key=lambda p: -len(self.path_legs(layer, p)))
+        return self.ordered[key]
 
     def buffer(
         self, layer: int, micro_batch: int, stage: int
@@ -428,9 +450,7 @@ class _Builder(GraphBuilder):
             for path in self.structure.get((layer, stage), ())
         ]
         stored = self.graph.variables
-        kept = tuple(
-            v for v in variables if not {"dram", "disk", "tier"}.isdisjoint(stored[v].stored)
-        )
+        kept = tuple([v for v in variables if not OUTSIDE.isdisjoint(stored[v].stored)])
         if not kept:
             return
         spec = self.model.layers[layer]
