@@ -45,14 +45,26 @@ def linear(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tok
         dtype: weight format.
         tokens: rows of the input.
     """
-    gpu = hardware.gpu
-    size = inputs * outputs * element_bytes(dtype)
-    if gpu.linear is not None:
-        read_s = gpu.linear.seconds(size)
-    else:
-        read_s = gpu.kernel_s + size / gpu.hbm_bytes_per_s
+    read_s = read_weights_s(hardware, inputs * outputs * element_bytes(dtype), tokens)
     work_s = 2.0 * tokens * inputs * outputs / flop_per_s(hardware, dtype)
-    return max(read_s, gpu.kernel_s + work_s)
+    return max(read_s, hardware.gpu.kernel_s + work_s)
+
+
+def read_weights_s(hardware: HardwareProfile, size: float, tokens: int) -> float:
+    """Seconds of one product that reads weights for a few tokens, as measured for that many.
+
+    Args:
+        hardware: the machine.
+        size: bytes of the weights.
+        tokens: rows of the input; the curve of the next larger number that was measured counts.
+    """
+    gpu = hardware.gpu
+    enough = [c for c in gpu.linear_shapes if c.tokens >= tokens] or gpu.linear_shapes[-1:]
+    if enough:
+        return enough[0].seconds.seconds(size)
+    if gpu.linear is not None:
+        return gpu.linear.seconds(size)
+    return gpu.kernel_s + size / gpu.hbm_bytes_per_s
 
 
 def flop_per_s(hardware: HardwareProfile, dtype: str) -> float:
@@ -104,8 +116,13 @@ def rebuild(hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> Curve:
     return product.plus(gpu.kernel_s, 2.0 * k_bytes / gpu.hbm_bytes_per_s)
 
 
-def attend(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> Curve:
+def attend(
+    hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int,
+    most_tokens: float = math.inf,
+) -> Curve:  # fmt: skip
     """Seconds of one partial decode attention; the curve's volume is bytes of K and V read.
+
+    It follows what was measured up to ``most_tokens`` of each sequence.
 
     All query heads work on the one latent of a token, so with many heads a latent takes as long
     as the products need: ``2 * heads * (width + rank)`` FLOP per token.
@@ -124,6 +141,7 @@ def attend(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: i
             return apart, abs(math.log(shape.group / group))
 
         read = min(gpu.attention_shapes, key=distance).seconds
+    read = read.within(layer.kv_bytes(element_bytes(dtype)) * sequences * most_tokens)
     if layer.latent is None:
         return read
     work = 2.0 * (layer.query_elements + layer.partial_elements)
@@ -171,9 +189,13 @@ def new_bytes(model: ModelSpec, dtype: str, sequences: int, new: int) -> float:
     return 2.0 * rows * max(layer.kv_bytes(element_bytes(dtype)) for layer in model.layers)
 
 
-def attend_staged(hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int) -> Curve:
+def attend_staged(
+    hardware: HardwareProfile, layer: LayerSpec, dtype: str, sequences: int,
+    most_tokens: float = math.inf,
+) -> Curve:  # fmt: skip
     """As `attend`, for tokens that a copy brings: a kernel that waits takes a little longer."""
-    return attend(hardware, layer, dtype, sequences).plus(hardware.gpu.wait_s or 0.0, 0.0)
+    attended = attend(hardware, layer, dtype, sequences, most_tokens)
+    return attended.plus(hardware.gpu.wait_s or 0.0, 0.0)
 
 
 def edge_s(hardware: HardwareProfile) -> dict[tuple[str, str], float]:
@@ -237,7 +259,7 @@ def weights_s(
         return 0.0
     gpu = hardware.gpu
     size = read * element_bytes(dtype)
-    read_s = gpu.linear.seconds(size) if gpu.linear else gpu.kernel_s + size / gpu.hbm_bytes_per_s
+    read_s = read_weights_s(hardware, size, tokens)
     return max(read_s, gpu.kernel_s + 2.0 * tokens * used / flop_per_s(hardware, dtype))
 
 

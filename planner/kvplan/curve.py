@@ -24,9 +24,15 @@ class Curve:
     """``seconds(volume) = max over pieces (fixed_s + s_per_unit * volume)``.
 
     Units of ``volume`` are those of the quantity the curve was measured over.
+
+    Args:
+        pieces: the affine pieces.
+        points: measured ``(volume, seconds)`` that it follows, in rising order; none where it was
+            put together from other curves.
     """
 
     pieces: tuple[Piece, ...]
+    points: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, volume: float) -> float:
         """Time of one operation of this volume.
@@ -44,7 +50,8 @@ class Curve:
         >>> affine(1.0, 2.0).scaled(10.0).seconds(3.0)
         61.0
         """
-        return Curve(tuple(Piece(p.fixed_s, p.s_per_unit * factor) for p in self.pieces))
+        pieces = tuple(Piece(p.fixed_s, p.s_per_unit * factor) for p in self.pieces)
+        return Curve(pieces, tuple((v / factor, s) for v, s in self.points if factor > 0))
 
     def faster(self, rate: float) -> Curve:
         """Every time divided by ``rate``.
@@ -52,7 +59,25 @@ class Curve:
         >>> affine(1.0, 2.0).faster(2.0).seconds(3.0)
         3.5
         """
-        return Curve(tuple(Piece(p.fixed_s / rate, p.s_per_unit / rate) for p in self.pieces))
+        pieces = tuple(Piece(p.fixed_s / rate, p.s_per_unit / rate) for p in self.pieces)
+        return Curve(pieces, tuple((v, s / rate) for v, s in self.points))
+
+    def within(self, most: float) -> Curve:
+        """The curve for volumes up to ``most``, closer to its points there.
+
+        What was measured over a wide range need not be convex, and far points pull the hull below
+        near ones. Points beyond ``most`` are left out, one between the points around it is added.
+
+        >>> wide = measured([(1.0, 2.0), (2.0, 3.5), (4.0, 5.0), (16.0, 17.0)])
+        >>> wide.seconds(2.0), wide.within(3.0).seconds(2.0), wide.within(2.0).seconds(2.0)
+        (3.0, 3.125, 3.5)
+        """
+        inside = [point for point in self.points if point[0] < most]
+        if not inside or len(inside) == len(self.points):
+            return self
+        left, right = inside[-1], self.points[len(inside)]
+        end = left[1] + _slope(left, right) * (most - left[0])
+        return measured([*inside, (most, end)])
 
     def plus(self, fixed_s: float = 0.0, s_per_unit: float = 0.0) -> Curve:
         """The curve with an affine cost added to every piece (work done one after the other).
@@ -179,6 +204,22 @@ def through(points: Sequence[tuple[float, float]]) -> Curve:
         slope = _slope(left, right)
         pieces.append(Piece(left[1] - slope * left[0], slope))
     return Curve(pruned(pieces))
+
+
+def measured(points: Sequence[tuple[float, float]]) -> Curve:
+    """The curve of measured points in rising order: never above one, never faster than the best.
+
+    The lower convex hull, and time in proportion to the best measured rate where the hull would be
+    faster, such as beyond the largest point.
+
+    Raises:
+        ValueError: as `through`.
+
+    >>> measured([(1.0, 2.0), (2.0, 2.5)]).seconds(4.0)
+    5.0
+    """
+    best = affine(0.0, min(seconds / volume for volume, seconds in points))
+    return Curve(latest(through(points), best).pieces, tuple(points))
 
 
 def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:

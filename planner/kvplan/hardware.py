@@ -27,6 +27,7 @@ from kvplan.hardware_parts import (
     Gpu,
     Host,
     Kind,
+    LinearCurve,
     Provenance,
     peak_rate,
     positive,
@@ -46,6 +47,7 @@ __all__ = [
     "HardwareProfile",
     "Host",
     "Kind",
+    "LinearCurve",
     "Link",
     "Links",
     "Provenance",
@@ -174,6 +176,7 @@ def number_paths(profile: HardwareProfile) -> Iterator[str]:
     yield from ["gpu.attention"] * (gpu.attention is not None)
     yield from (f"gpu.attention_points.{index}.time" for index in range(len(gpu.attention_shapes)))
     yield from ["gpu.linear"] * (gpu.linear is not None)
+    yield from (f"gpu.linear_points.{index}.time" for index in range(len(gpu.linear_shapes)))
     yield from ["gpu.gemm_sustained"] * (gpu.gemm_sustained is not None)
     for name in ("graph_launch", "edge", "wait", "sample"):
         yield from [f"gpu.{name}"] * (getattr(gpu, f"{name}_s") is not None)
@@ -306,6 +309,9 @@ def scaled(profile: HardwareProfile, *, rate: float) -> HardwareProfile:
                 replace(a, seconds=a.seconds.faster(rate)) for a in gpu.attention_shapes
             ),
             linear=gpu.linear and gpu.linear.faster(rate),
+            linear_shapes=tuple(
+                replace(c, seconds=c.seconds.faster(rate)) for c in gpu.linear_shapes
+            ),
         ),
         "links": profile.links and profile.links.faster(rate),
         "host": replace(

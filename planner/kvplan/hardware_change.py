@@ -104,9 +104,12 @@ def _with_hbm_rate(profile: HardwareProfile, rate: float) -> Change:
             replace(a, seconds=a.seconds.scaled(1 / factor)) for a in gpu.attention_shapes
         ),
         linear=gpu.linear and gpu.linear.scaled(1 / factor),
+        linear_shapes=tuple(
+            replace(c, seconds=c.seconds.scaled(1 / factor)) for c in gpu.linear_shapes
+        ),
     )
     moved = ("gpu.hbm_bandwidth", "gpu.attention", "gpu.attention_points", "gpu.linear",
-             "gpu.dequantise_bandwidth")  # fmt: skip
+             "gpu.linear_points", "gpu.dequantise_bandwidth")  # fmt: skip
     return {"gpu": changed}, _numbers(profile, moved)
 
 

@@ -24,6 +24,7 @@ from kvplan.hardware import (
     Gpu,
     HardwareProfile,
     Host,
+    LinearCurve,
     Link,
     Links,
 )
@@ -146,7 +147,7 @@ def _gpu(top: Table) -> Gpu:
     gpu = top.table(
         "gpu",
         "name memory hbm_bandwidth flop kernel launch",
-        "hbm_efficiency gemm attention attention_points linear graph_launch "
+        "hbm_efficiency gemm attention attention_points linear linear_points graph_launch "
         "dequantise_bandwidth gemm_sustained edge wait sample",
     )
     nominal = gpu.number("hbm_bandwidth", RATE)
@@ -169,6 +170,7 @@ def _gpu(top: Table) -> Gpu:
         dequantise_bytes_per_s=gpu.per_dtype("dequantise_bandwidth", RATE),
         attention_shapes=_attention_shapes(gpu),
         linear=gpu.curve("linear") if "linear" in gpu.raw else None,
+        linear_shapes=_linear_shapes(gpu),
         gemm_sustained=gpu.optional("gemm_sustained", SHARE),
         edge_s=gpu.optional("edge", TIME),
         wait_s=gpu.optional("wait", TIME),
@@ -195,6 +197,16 @@ def _attention_shapes(gpu: Table) -> tuple[AttentionCurve, ...]:
         shape = {key: row.whole(key) for key in names}
         time = row.table("time", "points kind source", "note date")
         curves.append(row.build(AttentionCurve, **shape, seconds=time.points(SIZE)))
+    return tuple(curves)
+
+
+def _linear_shapes(gpu: Table) -> tuple[LinearCurve, ...]:
+    curves = []
+    for index, raw in enumerate(_rows(gpu, "linear_points")):
+        row = gpu.inner(f"linear_points.{index}", raw, "tokens time")
+        time = row.table("time", "points kind source", "note date")
+        tokens = row.whole("tokens")
+        curves.append(row.build(LinearCurve, tokens=tokens, seconds=time.points(SIZE)))
     return tuple(curves)
 
 

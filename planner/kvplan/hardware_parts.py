@@ -68,6 +68,24 @@ class GemmCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinearCurve:
+    """Linear layers over a few tokens: seconds over bytes of weights.
+
+    Args:
+        tokens: rows of the input.
+        seconds: the curve over bytes.
+    """
+
+    tokens: int
+    seconds: Curve
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        whole("tokens", self.tokens)
+        check_curve("time", self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCurve:
     """One measured shape of decode attention: seconds over bytes of K and V of all sequences.
 
@@ -133,6 +151,7 @@ class Gpu:
     dequantise_bytes_per_s: Mapping[str, float] = field(hash=False)
     attention_shapes: tuple[AttentionCurve, ...] = ()
     linear: Curve | None = None
+    linear_shapes: tuple[LinearCurve, ...] = ()
     gemm_sustained: float | None = None
     edge_s: float | None = None
     wait_s: float | None = None
@@ -154,6 +173,9 @@ class Gpu:
             if seconds is not None:
                 positive(name, seconds)
         _rates("dequantise_bandwidth", self.dequantise_bytes_per_s)
+        if list(self.linear_shapes) != sorted(self.linear_shapes, key=lambda c: c.tokens):
+            tokens = [curve.tokens for curve in self.linear_shapes]
+            raise InputError("linear_points", tokens, "numbers of tokens that rise")
         if self.linear is not None:
             check_curve("linear", self.linear)
         if self.gemm_sustained is not None:

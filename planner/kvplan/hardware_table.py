@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, TypeVar
 
-from kvplan.curve import Curve, affine, latest, through
+from kvplan.curve import Curve, affine, measured
 from kvplan.errors import InputError
 from kvplan.hardware_parts import DTYPES, KINDS, Provenance
 from kvplan.units import parse_bytes, parse_flops, parse_rate, parse_seconds, parse_tokens
@@ -168,13 +168,9 @@ class Table:
         return affine(table.number("fixed", TIME), 1 / table.number("rate", RATE))
 
     def points(self, volume: Quantity) -> Curve:
-        """The curve of this table's points: never above one, never faster than the best one.
-
-        The lower convex hull, and time in proportion to the best measured rate where the hull
-        would be faster, such as beyond the largest point. Records the residual.
-        """
+        """The curve of this table's points (`measured`). Records the residual."""
         points = list(self.pairs(volume, TIME))
-        curve = latest(through(points), affine(0.0, min(y / x for x, y in points)))
+        curve = measured(points)
         self.residuals[self.path] = max(0.0, *(1 - curve.seconds(x) / y for x, y in points))
         return curve
 

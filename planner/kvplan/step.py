@@ -120,9 +120,7 @@ class _Builder(GraphBuilder):
         index = self.indices.get(key)
         if index is None:
             tokens, stored = self.tokens_of(layer, path)
-            ceiling = tokens
-            if stage is not None and self.schedule.axis == "token":
-                ceiling = min(tokens, tokens / self.schedule.stages + self.workload.block)
+            ceiling = self.most_tokens(tokens, staged=stage is not None)
             index = self.indices[key] = len(self.graph.variables)
             self.graph.variables.append(
                 Variable(layer, stage, path.name, ceiling, stored, path.exact)
@@ -141,6 +139,12 @@ class _Builder(GraphBuilder):
                 {tier: size * sequences for tier, size in stored.items()},
             )
         return found
+
+    def most_tokens(self, tokens: float, *, staged: bool) -> float:
+        """Tokens that a stage, or the rest of a layer, can have of the layer's."""
+        if staged and self.schedule.axis == "token":
+            return min(tokens, tokens / self.schedule.stages + self.workload.block)
+        return tokens
 
     def path_legs(self, layer: int, path: Path) -> tuple[Leg, ...]:
         """Legs of a path with curves over tokens of a micro-batch."""
@@ -278,7 +282,7 @@ class _Builder(GraphBuilder):
         paths = [p for p in self.structure.get((layer, None), ()) if p.attends == "resident"]
         if not paths:
             return []
-        curve, kernels = self.attention(layer, cost.attend)
+        curve, kernels = self.attention(layer, staged=False)
         variables = tuple(self.variable(layer, None, p) for p in paths)
         return [
             self.add(
@@ -296,16 +300,17 @@ class _Builder(GraphBuilder):
             )
         ]
 
-    def attention(
-        self, layer: int, attend: Callable[[HardwareProfile, LayerSpec, str, int], Curve]
-    ) -> tuple[Curve, int]:
+    def attention(self, layer: int, *, staged: bool) -> tuple[Curve, int]:
         """Seconds over tokens of one partial attention of a micro-batch, and its kernels."""
+        attend = cost.attend_staged if staged else cost.attend
         key = (attend.__name__, self.kind[layer])
         if key not in self.curves:
+            tokens = self.model.layers[layer].cached_tokens(self.workload.tokens)
+            most = self.most_tokens(tokens, staged=staged)
             spec, sequences = self.model.layers[layer], self.workload.micro_batch
             size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * sequences
             dtype, new = self.workload.kv_dtype, self.workload.new_tokens
-            curve = attend(self.hardware, spec, dtype, sequences)
+            curve = attend(self.hardware, spec, dtype, sequences, most)
             if new > 1:
                 curve = latest(curve, cost.attend_work(self.hardware, spec, dtype, new))
             self.curves[key] = curve.scaled(size)
@@ -356,7 +361,7 @@ class _Builder(GraphBuilder):
             tenant[variable] = tenant.get(variable, 0.0) + size
             waits = [] if self.schedule.prefetch else [projected]
             ready += self.walk(layer, micro_batch, stage, path, variable, enters, waits)
-        curve, kernels = self.attention(layer, cost.attend_staged)
+        curve, kernels = self.attention(layer, staged=True)
         attend = self.add(
             Operation(
                 "attend",

@@ -18,8 +18,9 @@ from plugin_cli import run  # noqa: E402
 
 from kvplan.errors import InfeasibleError, InputError, KvplanError, ResourceError  # noqa: E402
 from kvplan_validate import faults, host_memory, pool, profile, validation  # noqa: E402
-from kvplan_validate.harness import Bench, Timing  # noqa: E402
+from kvplan_validate.harness import Bench  # noqa: E402
 from kvplan_validate.measure import Measured, Measurement, Point, Sampled  # noqa: E402
+from kvplan_validate.results import Timing  # noqa: E402
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/cache/tokens.bin")
 

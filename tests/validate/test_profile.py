@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import tomllib
@@ -14,6 +15,7 @@ import pytest
 from fake_gpu import FakeTorch
 from rich.console import Console
 
+from kvplan import cost
 from kvplan.curve import Curve
 from kvplan.errors import InputError
 from kvplan.hardware import HardwareProfile, number_paths, override, scaled
@@ -276,6 +278,41 @@ def test_attention_shapes_and_linear_layers_have_their_place() -> None:
     assert slow.provenance["gpu.attention_points.0.time"].source == "command line"
 
 
+def test_linear_layers_are_told_apart_by_tokens() -> None:
+    raw = copy.deepcopy(RAW)
+    points = raw["measurements"]["matmul.linear"]["points"]
+    points += [
+        {**point, "at": {**point["at"], "rows": 64}, "median": 2 * point["median"]}
+        for point in points
+    ]
+    profile = profile_of(raw)
+    few, many = profile.gpu.linear_shapes
+    assert (few.tokens, many.tokens) == (8, 64)
+    assert "gpu.linear_points.1.time" in number_paths(profile)
+    size = 2 * 4096 * 8192
+    assert many.seconds.seconds(size) == pytest.approx(2 * few.seconds.seconds(size))
+    taken = [cost.linear(profile, 4096, 8192, "fp16", tokens) for tokens in (1, 8, 9, 65)]
+    assert taken[0] == taken[1] == few.seconds.seconds(size)
+    assert taken[2] == taken[3] == many.seconds.seconds(size)
+    fast = scaled(profile, rate=2.0).gpu.linear_shapes[1]
+    assert fast.seconds.seconds(size) == pytest.approx(many.seconds.seconds(size) / 2)
+    falling = to_toml(raw, "here", "Here").replace("tokens = 8\n", "tokens = 80\n", 1)
+    with pytest.raises(InputError, match=r"linear_points.*numbers of tokens that rise"):
+        parse_hardware(falling)
+
+
+def test_far_points_do_not_bend_what_a_step_can_reach() -> None:
+    shape = profile_of(RAW).gpu.attention_shapes[0].seconds
+    volumes = [volume for volume, _ in shape.points]
+    for volume, seconds in shape.points[1:]:
+        near = shape.within(volume)
+        assert near.seconds(volume) == pytest.approx(seconds)
+        for smaller in volumes:
+            if smaller <= volume:
+                assert near.seconds(smaller) >= shape.seconds(smaller) * (1 - 1e-12)
+    assert shape.within(2 * volumes[-1]) is shape
+
+
 def test_attention_points_are_checked() -> None:
     text = to_toml(RAW, "here", "Here").replace("sequences = 1\n", "sequences = 0\n", 1)
     with pytest.raises(InputError, match=r"gpu\.attention_points\.0\.sequences"):
@@ -285,6 +322,7 @@ def test_attention_points_are_checked() -> None:
 def curves(profile: HardwareProfile) -> list[Curve]:
     gpu = profile.gpu
     found = [row.seconds for row in gpu.gemm] + [row.seconds for row in gpu.attention_shapes]
+    found += [row.seconds for row in gpu.linear_shapes]
     some = [gpu.attention, gpu.linear, profile.h2d.copy, profile.d2h.copy]
     return found + [curve for curve in some if curve]
 

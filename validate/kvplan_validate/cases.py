@@ -59,6 +59,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str | None = None
 
     @property
+    def strategy(self) -> str:
+        """Who decides on the plan: ``forced``, a baseline's name, or ``solve``."""
+        return "forced" if self.force else self.baseline or "solve"
+
+    @property
     def boundary(self) -> str:
         """A graph holds one step with its copies, so steps do not overlap."""
         return "barrier" if self.mode == "graph" else "overlap"

@@ -30,8 +30,11 @@ LEAST_CHUNK = 128
 MOST_PARTS = 64
 """Runs of tokens at most."""
 
-MERGED = 16
-"""Partial results, or new tokens, that a merge loads at a time."""
+MOST_MERGED = 64
+"""Partial results, or new tokens, that a merge loads at a time at most."""
+
+MERGED_BY_WARP = 4
+"""Of these, how many one warp of a merge takes: a row with few has one, and nobody to wait for."""
 
 ROWS = 8
 """Rows of D elements that one program of a kernel handles."""
@@ -185,6 +188,7 @@ if triton is not None:
         stride_b,
         scale,
         dim: tl.constexpr,
+        news: tl.constexpr,
         block: tl.constexpr,
     ):
         row = tl.program_id(0).to(tl.int64)
@@ -194,8 +198,8 @@ if triton is not None:
         most = tl.full((), float("-inf"), tl.float32)
         total = tl.full((), 0.0, tl.float32)
         summed = tl.zeros((dim,), tl.float32)
-        for start in range(0, count, block):
-            token = start + tl.arange(0, block)
+        for start in range(0, count, news):
+            token = start + tl.arange(0, news)
             inside = token < count
             place = newest + token.to(tl.int64)[:, None] * stride_t
             key = tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
@@ -256,11 +260,13 @@ def attend(query: Tensor, staged: Tensor, outputs: Tensor, lses: Tensor) -> None
 def merge(query: Tensor, tail: Tensor, outputs: Tensor, lses: Tensor) -> Tensor:
     """Attend ``[t, B, 2, KV, D]`` new tokens and join ``[P, B, KV, G, D]`` partial attentions."""
     batch, kv, group, dim = query.shape
-    rows = batch * kv * group
+    rows, count, joined = batch * kv * group, tail.shape[0], outputs.shape[0]
+    news, block = (min(triton.next_power_of_2(max(n, 2)), MOST_MERGED) for n in (count, joined))
+    warps = min(max(max(news, block) // MERGED_BY_WARP, 1), 8)
     out = torch.empty_like(query)
     _merge[(rows,)](
-        query, tail, outputs, lses, out, outputs.shape[0], tail.shape[0], rows, kv, group,
-        tail.stride(0), tail.stride(1), dim**-0.5, dim, MERGED,
+        query, tail, outputs, lses, out, joined, count, rows, kv, group,
+        tail.stride(0), tail.stride(1), dim**-0.5, dim, news, block, num_warps=warps,
     )  # fmt: skip
     return out
 

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvplan.curve import Curve, affine, latest, through
+from kvplan.curve import Curve
+from kvplan.curve import measured as measured_curve
 from kvplan.hardware_file import parse_hardware
 from kvplan_validate.figures import Figures
 from kvplan_validate.link_document import link
@@ -88,7 +89,7 @@ def fit(points: list[tuple[float, float]]) -> Curve:
     >>> [fit([(1.0, 3.0), (2.0, 3.5), (4.0, 7.5)]).seconds(v) for v in (1.0, 2.0, 4.0)]
     [3.0, 3.5, 7.5]
     """
-    return latest(through(points), affine(0.0, min(y / x for x, y in points)))
+    return measured_curve(points)
 
 
 def _document(figures: Figures, name: str, title: str) -> dict[str, Any]:
@@ -141,6 +142,7 @@ def _gpu(figures: Figures) -> dict[str, Any]:
             "bytes of weights; the median over shapes and 1 to 64 tokens",
         ),
         "gemm": list(_gemm(figures)),
+        "linear_points": list(_linear(figures)),
         "attention_points": list(_attention(figures)),
         "gemm_sustained": _sustained(figures),
     }
@@ -185,6 +187,15 @@ def _gemm(figures: Figures) -> Iterator[dict[str, Any]]:
         time = curve(figures, key, "tokens", figures.points(key, **shape), "short bursts")
         if time:
             yield {**shape, "time": time}
+
+
+def _linear(figures: Figures) -> Iterator[dict[str, Any]]:
+    key = "matmul.linear"
+    for rows in sorted({int(p["at"]["rows"]) for p in figures.points(key)}):
+        points = figures.points(key, rows=rows)
+        time = curve(figures, key, "volume", points, f"bytes of weights, {rows} tokens")
+        if time:
+            yield {"tokens": rows, "time": time}
 
 
 def _sustained(figures: Figures) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from kvplan_validate.busy import busy_s
 from kvplan_validate.decoder import ROPE_THETA, Decoder
 from kvplan_validate.metrics import Metrics
 from kvplan_validate.pool import PinnedPool, largest
+from kvplan_validate.results import Timing
 from kvplan_validate.runtime import Runtime
 from kvplan_validate.store import Store, layout, piece_bytes
 from kvplan_validate.token_file import TokenFile, aligned
@@ -162,25 +162,6 @@ def timing_store(
 
 def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, device=device, dtype=dtype).normal_()
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Measured steps of one case, seconds.
-
-    Args:
-        samples_s: steps.
-        busy_s: seconds each resource works in one step launched eagerly; empty where that step
-            found no room.
-    """
-
-    samples_s: list[float]
-    busy_s: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def median_s(self) -> float:
-        """Median step."""
-        return statistics.median(self.samples_s)
 
 
 def ready(

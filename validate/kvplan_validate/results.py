@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
+from kvplan.allocation import tokens_by_path
 from kvplan.errors import InputError
+from kvplan.evaluate import Evaluation
 from kvplan.plan_file import write_text
+from kvplan.scenario import Scenario
 from kvplan_validate.cases import Case
 from kvplan_validate.chosen import compared
 
@@ -47,6 +50,61 @@ class Result:
     measured_busy_s: dict[str, float] = field(default_factory=dict)
     decision: dict[str, Any] = field(default_factory=dict)
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Measured steps of one case, seconds.
+
+    Args:
+        samples_s: steps.
+        busy_s: seconds each resource works in one step launched eagerly; empty where that step
+            found no room.
+    """
+
+    samples_s: list[float]
+    busy_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def median_s(self) -> float:
+        """Median step."""
+        return statistics.median(self.samples_s)
+
+
+def judge(
+    case: dict[str, Any], strategy: str, scenario: Scenario, evaluation: Evaluation, timing: Timing
+) -> Result:
+    """What was measured of a plan beside what is predicted of it."""
+    moved = evaluation.graph.link_bytes(evaluation.values).get("h2d", 0.0)
+    return Result(
+        case=case,
+        strategy=strategy,
+        predicted_s=evaluation.step_s,
+        measured_s=timing.median_s,
+        samples_s=timing.samples_s,
+        error=evaluation.step_s / timing.median_s - 1.0,
+        floor_s=moved / scenario.hardware.h2d.copy.rate(),
+        busy_s=dict(evaluation.simulation.busy_s),
+        measured_busy_s=timing.busy_s,
+        decision=decision(evaluation),
+    )
+
+
+def decision(evaluation: Evaluation) -> dict[str, Any]:
+    """Schedule and share of tokens per path."""
+    total: dict[str, int] = {}
+    for segments in evaluation.allocation:
+        for path, tokens in tokens_by_path(segments).items():
+            total[path] = total.get(path, 0) + tokens
+    everything = sum(total.values())
+    schedule = evaluation.schedule
+    return {
+        "axis": schedule.axis,
+        "stages": schedule.stages,
+        "queue_depth": schedule.queue_depth,
+        "boundary": schedule.boundary,
+        "shares": {path: tokens / everything for path, tokens in sorted(total.items())},
+    }
 
 
 def case_key(case: dict[str, Any]) -> str:
@@ -99,15 +157,15 @@ class ResultFile:
         """Keys of the cases that have a measurement."""
         return {case_key(result["case"]) for result in self.results}
 
-    def add(self, result: Result) -> None:
-        """Keep a result and save the file."""
-        self.results.append(asdict(result))
+    def add(self, *some: Result) -> None:
+        """Keep results and save the file."""
+        before = f"it keeps the {len(self.results)} results before this one"
+        self.results += map(asdict, some)
         if self.path is None:
             return
         try:
             write_text(self.path, self.text())
         except InputError as error:
-            before = f"it keeps the {len(self.results) - 1} results before this one"
             raise InputError("--output", str(self.path), f"{error.accepted}; {before}") from None
 
     def kept(self) -> str:

@@ -29,6 +29,7 @@ Examples:
   kvplan validate plan.json --trace trace.json
   kvplan validate plan.json --steps 1000 --live --prometheus /var/lib/node_exporter/kvplan.prom
   kvplan validate --trials --gpu ./my.toml -o trials.json
+  kvplan validate --again results.json --gpu ./newer.toml -o again.json
 """
 
 
@@ -47,6 +48,11 @@ def validate(
                      "memory and steps on this machine, about three minutes.",
                      rich_help_panel="What to run"),
     ] = False,
+    again: Annotated[
+        str | None,
+        typer.Option("--again", help="Results of a grid to predict again with --gpu, a newer "
+                     "profile or kvplan; runs nothing.", rich_help_panel="What to run"),
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(help="Hardware profile to predict with, by name or file. "
@@ -117,8 +123,8 @@ def validate(
 
     Weights and cached tokens are random: outputs mean nothing, sizes and times are real.
     """
-    if (plan is not None) + (grid is not None) + trials != 1:
-        raise InputError("PLAN, --grid or --trials", plan, "one of them")
+    if (plan is not None) + (grid is not None) + trials + (again is not None) != 1:
+        raise InputError("PLAN, --grid, --trials or --again", plan, "one of them")
     if trace is not None and plan is None:
         raise InputError("--trace", trace, "a plan, not a grid")
     check_writable(output, "--output")
@@ -134,6 +140,9 @@ def validate(
         raise InputError("--prometheus-port", prometheus_port, "1 to 65535")
     if disk_folder is not None and not Path(disk_folder).is_dir():
         raise InputError("--disk-folder", disk_folder, "a folder that exists")
+    if again is not None:
+        _predict_again(again, gpu, output, as_json=as_json)
+        return
     _check_device(device)
     if trials:
         _run_trials(gpu, pool, device, output, as_json=as_json)
@@ -214,9 +223,7 @@ def _run_grid(
     from kvplan_validate.validation import provenance
     from kvplan_validate.validation import validate as run_all
 
-    if gpu is None:
-        raise InputError("--gpu", gpu, "the profile to predict with; `kvplan profile` writes one")
-    cases, hardware = read_grid(grid), load_hardware(gpu)
+    cases, hardware = read_grid(grid), load_hardware(_profile(gpu))
     results = ResultFile(output, provenance(hardware))
 
     def show(text: str) -> None:
@@ -226,6 +233,32 @@ def _run_grid(
         run_all(cases, hardware, results, show=show, budget_s=budget, **how)
     found: dict[str, Any] = json.loads(results.text())
     return found
+
+
+def _predict_again(again: str, gpu: str | None, output: str | None, *, as_json: bool) -> None:
+    import json
+
+    from kvplan.hardware_library import load_hardware
+    from kvplan.validation_file import read_results
+    from kvplan_validate.again import new_provenance, predict_again
+    from kvplan_validate.results import ResultFile
+
+    hardware = load_hardware(_profile(gpu))
+    earlier = read_results(again)
+    results = ResultFile(output, new_provenance(earlier, hardware), resume=False)
+    for case in predict_again(earlier, hardware, results):
+        say("note", f"left out, its plan is another now: {json.dumps(case)}")
+    document = json.loads(results.text())
+    if as_json:
+        print_json(document)
+    else:
+        show_summary(document)
+
+
+def _profile(gpu: str | None) -> str:
+    if gpu is None:
+        raise InputError("--gpu", gpu, "the profile to predict with; `kvplan profile` writes one")
+    return gpu
 
 
 def _run_trials(
@@ -241,9 +274,7 @@ def _run_trials(
     from kvplan_validate.trials import REGISTRY, Place, run_trials
     from kvplan_validate.validation import provenance
 
-    if gpu is None:
-        raise InputError("--gpu", gpu, "the profile to predict with; `kvplan profile` writes one")
-    hardware = load_hardware(gpu)
+    hardware = load_hardware(_profile(gpu))
 
     def show(text: str) -> None:
         print(text, file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import kvplan
-from kvplan.allocation import tokens_by_path
 from kvplan.errors import ResourceError
 from kvplan.evaluate import Evaluation
 from kvplan.hardware import HardwareProfile
@@ -22,9 +21,9 @@ from kvplan.scenario import Scenario
 from kvplan_validate.cases import Case
 from kvplan_validate.decode_run import decode
 from kvplan_validate.faults import described, fault, recover
-from kvplan_validate.harness import Bench, Timing, run, traced
+from kvplan_validate.harness import Bench, run, traced
 from kvplan_validate.metrics import Metrics
-from kvplan_validate.results import Result, ResultFile, case_fields, case_key
+from kvplan_validate.results import Result, ResultFile, case_fields, case_key, judge
 
 Show = Callable[[str], None]
 
@@ -142,16 +141,12 @@ def run_case(
     try:
         result = _measured(bench, case, hardware, steps, metrics)
     except Exception as error:
-        result = Result(case_fields(case), _strategy(case), reason=described(error))
+        result = Result(case_fields(case), case.strategy, reason=described(error))
     if metrics is not None:
         metrics.ended(measured=result.measured_s is not None)
     if result.measured_s is None:
         recover()  # out here the exception, whose frames hold tensors, is gone
     return result
-
-
-def _strategy(case: Case) -> str:
-    return "forced" if case.force else case.baseline or "solve"
 
 
 def _measured(
@@ -160,9 +155,9 @@ def _measured(
     scenario = case.scenario(hardware)
     evaluation = case.plan(scenario)
     if metrics is not None:
-        metrics.begin(described_case(scenario, evaluation, _strategy(case)), evaluation)
+        metrics.begin(described_case(scenario, evaluation, case.strategy), evaluation)
     timing = run(bench, scenario, evaluation, steps=steps, metrics=metrics)
-    return _compared(case_fields(case), _strategy(case), scenario, evaluation, timing)
+    return judge(case_fields(case), case.strategy, scenario, evaluation, timing)
 
 
 def described_case(scenario: Scenario, evaluation: Evaluation, strategy: str) -> dict[str, object]:
@@ -174,24 +169,6 @@ def described_case(scenario: Scenario, evaluation: Evaluation, strategy: str) ->
         "mode": evaluation.schedule.mode,
         "strategy": strategy,
     }
-
-
-def _compared(
-    case: dict[str, Any], strategy: str, scenario: Scenario, evaluation: Evaluation, timing: Timing
-) -> Result:
-    moved = evaluation.graph.link_bytes(evaluation.values).get("h2d", 0.0)
-    return Result(
-        case=case,
-        strategy=strategy,
-        predicted_s=evaluation.step_s,
-        measured_s=timing.median_s,
-        samples_s=timing.samples_s,
-        error=evaluation.step_s / timing.median_s - 1.0,
-        floor_s=moved / scenario.hardware.h2d.copy.rate(),
-        busy_s=dict(evaluation.simulation.busy_s),
-        measured_busy_s=timing.busy_s,
-        decision=decision(evaluation),
-    )
 
 
 def run_plan(
@@ -236,7 +213,7 @@ def run_plan(
         if metrics is not None:
             metrics.begin(described_case(scenario, evaluation, strategy), evaluation)
         timing = run(bench, scenario, evaluation, steps=steps, metrics=metrics)
-        results.add(_compared({"plan": plan}, strategy, scenario, evaluation, timing))
+        results.add(judge({"plan": plan}, strategy, scenario, evaluation, timing))
         if metrics is not None:
             metrics.ended(measured=True)
         return traced(bench, scenario, evaluation) if timelines else ""
@@ -269,23 +246,6 @@ def run_decode(
         if (found := fault(error)) is None:
             raise
         raise found from error
-
-
-def decision(evaluation: Evaluation) -> dict[str, Any]:
-    """Schedule and share of tokens per path."""
-    total: dict[str, int] = {}
-    for segments in evaluation.allocation:
-        for path, tokens in tokens_by_path(segments).items():
-            total[path] = total.get(path, 0) + tokens
-    everything = sum(total.values())
-    schedule = evaluation.schedule
-    return {
-        "axis": schedule.axis,
-        "stages": schedule.stages,
-        "queue_depth": schedule.queue_depth,
-        "boundary": schedule.boundary,
-        "shares": {path: tokens / everything for path, tokens in sorted(total.items())},
-    }
 
 
 def line(result: Result) -> str:
