@@ -368,7 +368,6 @@ def test_gguf_of_a_latent() -> None:
         {"model_type": "gla", "expand_k": 0.5},
         {"model_type": "rwkv7"},
         {"model_type": "stripedhyena", "attn_layer_idxs": [1, 3]},
-        {"model_type": "phi4flash", "mb_per_layer": 2},
         {"model_type": "new", "hyena_layer_idxs": [0]},
     ],
 )
@@ -435,6 +434,37 @@ def test_experts_per_modality_do_not_matter_to_the_cache() -> None:
     assert growth(read_cache(keys, name="m", source="test")) == 8 * 4096
     with pytest.raises(InputError, match="moe_num_experts"):
         read_config(keys, name="m", source="test")
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_second_decoder_attends_one_cache(listed: bool) -> None:
+    """Phi-4-mini-flash: 16 of 32 layers are attention; 8 windowed, 1 full, 7 share that one.
+
+    Source: arXiv 2507.06607; vLLM, phi4flash.py: ``kv_sharing_target_layer_name``.
+    """
+    window = [512 if i < 16 and i % 2 else None for i in range(32)] if listed else 512
+    keys = {
+        "model_type": "phi4flash", "hidden_size": 2560, "num_hidden_layers": 32,
+        "num_attention_heads": 40, "num_key_value_heads": 20, "mb_per_layer": 2,
+        "sliding_window": window, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+        "max_position_embeddings": 262144,
+    }  # fmt: skip
+    model = read_cache(keys, name="m", source="test")
+    each = 20 * 64 * 2 * 2
+    assert growth(model) == each
+    assert sum(layer.window == 512 for layer in model.layers) == 8
+    assert sum(layer.shared for layer in model.layers) == 7
+    assert sum(layer.state is not None for layer in model.layers) == 9
+    assert model.layers[17].kv_elements == each // 2
+    with pytest.raises(InputError, match="gated memory units"):
+        read_config(keys | {"vocab_size": 100, "intermediate_size": 10240}, name="m", source="t")
+
+
+def test_a_window_listed_for_every_layer() -> None:
+    model = read(sliding_window=[None, 64, None, 64, None, 64, None, 64])
+    assert windows(model) == [None, 64] * 4
+    refuses("sliding_window", "one number", sliding_window=[None, 64, 32, 64] * 2)
+    refuses("sliding_window", "one number", sliding_window=["64"] * 8)
 
 
 def test_openelm_has_heads_of_its_own_in_every_layer() -> None:

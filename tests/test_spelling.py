@@ -65,6 +65,20 @@ def test_flags_that_are_values_here() -> None:
     assert run("transfer", "--gpu", "a100", "--pageable", "--json").out == plain.out
 
 
+def test_a_number_with_a_comma_is_not_taken_for_two_contexts() -> None:
+    asked = ("fit", "--model", "opt-125m", "--gpu", "l4", "--json")
+    refused = run(*asked, "--context", "1,024")
+    assert refused.code == 2
+    assert "1024 for one context, or '1, 024' for several" in refused.err
+    assert run(*asked, "--context", "128, 256").code == 0
+
+
+def test_a_model_without_its_option_is_told_of_it() -> None:
+    result = run("kv-size", "llama-3.1-8b")
+    assert result.code == 2
+    assert "a model is given as --model NAME" in result.err
+
+
 def test_ranks_of_a_host_are_its_tensor_parallel_group() -> None:
     asked = ("host", "--cache", "40GiB", "--available", "200GiB", "--json")
     assert run(*asked, "--tp", "4").out == run(*asked, "--ranks", "4").out

@@ -24,7 +24,7 @@ _PREFIX = {
 }
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµμ/]*)\s*", re.I)
 _SIZE = re.compile(r"(?:(?P<prefix>[kmgtp]i?)?(?P<unit>b(?:ytes?)?)?)", re.I)
-_GROUPED = re.compile(r"\s*\d{1,3}(?:,\d{3})+\s*")
+GROUPED = re.compile(r"\s*\d{1,3}(?:,\d{3})+\s*")
 """A number as engines print it: 131,072."""
 
 LEAST_BARE_BYTES = KIB
@@ -91,7 +91,7 @@ def parse_tokens(text: str | int, field: str = "tokens") -> int:
     131072
     """
     accepted = "a whole number of tokens such as 4096, 32k or 1M"
-    if isinstance(text, str) and _GROUPED.fullmatch(text):
+    if isinstance(text, str) and GROUPED.fullmatch(text):
         text = text.replace(",", "")
     number, unit = _split(str(text), field, accepted)
     scale = {"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB}.get(unit.lower())

@@ -10,7 +10,7 @@ from kvplan.cli.options import as_option, panel_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import share, whole_number
 from kvplan.errors import InputError
-from kvplan.units import parse_bytes, parse_tokens
+from kvplan.units import GROUPED, parse_bytes, parse_tokens
 
 if TYPE_CHECKING:
     from kvplan.hardware import HardwareProfile
@@ -178,6 +178,10 @@ def _host_cache(
 
 
 def _contexts(text: str) -> tuple[int, ...]:
+    if GROUPED.fullmatch(text):
+        one, several = text.replace(",", "").strip(), text.replace(",", ", ").strip()
+        accepted = f"{one} for one context, or {several!r} for several"
+        raise InputError("--context", text, accepted)
     found = tuple(parse_tokens(part, "--context") for part in text.split(","))
     if min(found) < 1:
         raise InputError("--context", text, "1 token or more")

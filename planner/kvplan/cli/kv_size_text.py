@@ -44,7 +44,7 @@ def headline(found: Answer) -> str:
     more = f"one more token adds {format_bytes(growth)}" if growth else "more tokens add nothing"
     return (
         f"{found['model']}: {format_bytes(found['total_bytes'])}{rank} for {found['context']:,} "
-        f"tokens{batch} in {formats}; {more}."
+        f"token{'s' * (found['context'] != 1)}{batch} in {formats}; {more}."
     )
 
 

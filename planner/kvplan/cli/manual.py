@@ -15,7 +15,13 @@ class SectionedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read arguments; options may be spelled as other programs do."""
         known = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
-        return super().parse_args(ctx, respelled(args, known))
+        try:
+            return super().parse_args(ctx, respelled(args, known))
+        except Exception as error:
+            message = getattr(error, "message", "")
+            if "unexpected extra argument" in message and "--model" in known:
+                error.message = f"{message}: a model is given as --model NAME"  # type: ignore[attr-defined]
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then every panel of options in the order of first use."""

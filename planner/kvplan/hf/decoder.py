@@ -10,7 +10,7 @@ from kvplan.hf.defaults import plain_type
 from kvplan.hf.formats import weight_dtype
 from kvplan.hf.heads import Heads, read_heads
 from kvplan.hf.keys import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, POSITIONS, VOCAB, Keys
-from kvplan.hf.kinds import WINDOWS, Kind, read_kinds
+from kvplan.hf.kinds import WINDOWS, Kind, read_kinds, with_one_window
 from kvplan.hf.latent import LatentHeads, index_params, index_width, latent_params, read_latent
 from kvplan.hf.mlp import NONE, Mlp, read_mlps
 from kvplan.hf.states import read_state
@@ -45,6 +45,7 @@ def read_decoder(keys: Keys, family: str | None, source: str) -> ModelSpec:
     Raises:
         InputError: a key that is missing, malformed, or not known.
     """
+    keys = with_one_window(keys)
     if keys.given("block_configs"):
         return model_around(keys, family, source, read_layers(keys, traits_of(family)))
     hidden = keys.whole(HIDDEN, MAX_WIDTH)
@@ -86,6 +87,9 @@ def _sharing_layers(keys: Keys, layers: int) -> frozenset[int]:
     if keys.given("kv_source_layers"):
         sources = keys.wholes("kv_source_layers", layers - 1, count=layers)
         return frozenset(index for index, source in enumerate(sources) if source != index)
+    if keys.given("mb_per_layer"):
+        every = keys.whole("mb_per_layer", MAX_LAYERS)
+        return frozenset(index for index in range(layers // 2 + 2, layers) if index % every)
     if keys.given("use_cla") and keys.flag("use_cla", False):
         every = keys.whole("cla_share_factor", layers)
         return frozenset(index for index in range(layers) if index % every)

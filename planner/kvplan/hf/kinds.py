@@ -83,6 +83,25 @@ EVERYWHERE = ("mistral", "mixtral", "starcoder2", "phi3", "ministral", "voxtral_
 """Types in which a window holds for every layer."""
 
 
+def with_one_window(keys: Keys) -> Keys:
+    """Keys in which a window listed for every layer is one number, and its layers are told apart.
+
+    Raises:
+        InputError: windows of several sizes, or something else than numbers and null.
+    """
+    windows = keys.config.get("sliding_window")
+    if not isinstance(windows, list):
+        return keys
+    sizes = {one for one in windows if one is not None}
+    if len(sizes) > 1 or any(isinstance(one, bool) or not isinstance(one, int) for one in sizes):
+        keys.refuse("sliding_window", "one number of tokens, or a list of it and null")
+    changed: dict[str, object] = {"sliding_window": next(iter(sizes), None)}
+    if not any(keys.given(key) for key in READERS):
+        words = ("full_attention", "sliding_attention")
+        changed["layer_types"] = [words[one is not None] for one in windows]
+    return Keys({**keys.config, **changed}, keys.name, keys.weights)
+
+
 def read_kinds(keys: Keys, family: str | None, layers: int) -> list[Kind]:
     """What every layer is.
 
@@ -248,6 +267,25 @@ def _by_indices(keys: Keys, layers: int) -> list[Kind]:
     return [FULL if index in full else STATE for index in range(layers)]
 
 
+def _by_decoders(keys: Keys, layers: int) -> list[Kind]:
+    """SambaY: states between attention, windowed in the first half; one full layer after it.
+
+    Layers behind that one attend its cache, or a gated memory unit takes a state's place, which
+    keeps nothing and whose weights are not read.
+
+    Source: arXiv 2507.06607, section 3; vLLM's Phi4Flash and its ``layers_block_type``.
+    """
+    every = keys.whole("mb_per_layer", MAX_LAYERS)
+    if keys.weights:
+        keys.refuse("mb_per_layer", "null: weights of gated memory units are not read")
+    half = layers // 2
+    attends = [WINDOW if index < half else FULL for index in range(layers)]
+    return [
+        attends[index] if index % every else STATE if index <= half else MLP_ONLY
+        for index in range(layers)
+    ]
+
+
 def _by_chunk(keys: Keys, layers: int) -> list[Kind] | None:
     """Llama 4: layers with RoPE attend within a chunk, every fourth one everywhere."""
     if keys.given("hybrid_layer_pattern"):
@@ -291,6 +329,7 @@ READERS: dict[str, Callable[[Keys, int], list[Kind] | None]] = {
     "full_attention_interval": _by_interval,
     "layer_group_size": _by_group,
     "attn_layer_period": _by_period,
+    "mb_per_layer": _by_decoders,
     "attn_layer_indices": _by_indices,
     "attention_chunk_size": _by_chunk,
     "attention_layers": _by_local_types,

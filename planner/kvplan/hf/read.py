@@ -43,7 +43,7 @@ UNREAD = frozenset((
 Source: the model types of fla-org/flash-linear-attention, and those of their papers.
 """
 
-UNREAD_KEYS = ("attn_layer_idxs", "hyena_layer_idxs", "hcl_layer_idxs", "expand_k", "mb_per_layer",
+UNREAD_KEYS = ("attn_layer_idxs", "hyena_layer_idxs", "hcl_layer_idxs", "expand_k",
                "yoco_window_size", "use_yoco")  # fmt: skip
 """Keys of such layers in configurations whose type is not known."""
 
