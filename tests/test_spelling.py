@@ -49,13 +49,13 @@ def test_auto_is_what_engines_make_of_it() -> None:
     assert total("--kv-dtype", "auto") == total("--kv-dtype", "bf16")
 
 
-def test_shares_in_percent_and_swap_space_in_gib() -> None:
+def test_shares_in_percent_and_host_memory_in_gib() -> None:
     asked = ("--model", "llama-3.1-8b", "--gpu", "rtx-3090", "--max-model-len", "8k", "--json")
     percent = run("fit", *asked, "--gpu-memory-utilization", "90%")
     assert percent.code == 0, percent.err
     assert percent.out == run("fit", *asked, "--utilisation", "0.9").out
-    assert respelled(["--swap-space", "4"], {"--dram"}) == ["--dram", "4GiB"]
-    assert respelled(["--swap-space=4"], {"--dram"}) == ["--dram=4GiB"]
+    assert respelled(["--kv-offloading-size", "4"], {"--dram"}) == ["--dram", "4GiB"]
+    assert respelled(["--kv_offloading_size=4"], {"--dram"}) == ["--dram=4GiB"]
 
 
 def test_flags_that_are_values_here() -> None:

@@ -28,12 +28,12 @@ SPELLINGS = {
     "--prefix": ("prefix-len", "prefix-length", "prompt-len", "prompt", "context"),
     "--source-tokens": ("encoder-tokens", "source-len"),
     "--chunk": ("max-num-batched-tokens", "chunked-prefill-size", "chunk-size"),
-    "--dram": ("cpu-memory", "host-memory", "ram", "swap-space", "kv-offloading-size"),
+    "--dram": ("cpu-memory", "host-memory", "ram", "kv-offloading-size"),
     "--hbm": ("gpu-memory", "vram", "memory"),
     "--memory": ("gpu-memory", "vram", "hbm"),
     "--ranks": ("tp", "tp-size", "tensor-parallel", "tensor-parallel-size", "world-size", "gpus"),
     "--gpus": ("num-gpus", "gpu-count", "tp", "tp-size"),
-    "--cache": ("host-cache", "cpu-cache", "max-local-cpu-size", "hicache-size"),
+    "--cache": ("host-cache", "cpu-cache"),
     "--piece": ("block-size", "chunk", "chunk-size", "page-size"),
     "--block-size": ("page-size", "tokens-per-block", "block"),
 }  # fmt: skip
@@ -50,13 +50,19 @@ MEANINGS = {
     "memory for KV",
     "mem-fraction-static": "it counts weights and KV without activations: give --hbm, or "
     "--utilisation for all of them",
+    "swap-space": "it is GiB of each GPU: --dram, in fit --host-cache, is host memory of all GPUs, "
+    "such as 4GiB",
+    "max-local-cpu-size": "it is GiB of each rank: --dram, in host --cache with --per-rank, has a "
+    "size such as 5GiB",
+    "hicache-size": "it is GB of each rank: --dram, in host --cache with --per-rank, takes a size "
+    "such as 30GB",
     "dtype": "--kv-dtype is the format of the cache; weights have that of the model",
     "n-gpu-layers": "kvplan places KV, not layers: --hbm says how much GPU memory there is",
     "ngl": "kvplan places KV, not layers: --hbm says how much GPU memory there is",
 }
 """Options of other programs that mean something else, and what to give instead."""
 
-_GIGABYTES = ("swap-space", "kv-offloading-size", "max-local-cpu-size")
+_GIGABYTES = ("kv-offloading-size",)
 """Spelled so, a bare number is a number of GiB."""
 
 
