@@ -19,7 +19,7 @@ from strategies import (
     schedules,
 )
 
-from kvplan import certificate, fluid
+from kvplan import certificate, fluid, mixture
 from kvplan.allocation import Segment
 from kvplan.candidates import unit_layers
 from kvplan.evaluate import Evaluation, evaluate
@@ -28,7 +28,6 @@ from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
 from kvplan.statement import Statement
 from kvplan.step import StepGraph
-from kvplan.waiting import Waiting, applies
 from kvplan.workload import Workload
 
 EXACT = 1e-9
@@ -99,12 +98,18 @@ def graphs_of(scenario: Scenario, plan: Evaluation) -> list[StepGraph]:
     return [graph for graph in found if len(graph.operations) < 400]
 
 
-def pinned(statement: Statement, scenario: Scenario, plan: Evaluation) -> fluid.Fluid | None:
-    """The optimum with the plan's tokens of every path, as means over equal layers."""
+def totals(scenario: Scenario, plan: Evaluation) -> dict[tuple[int, str], float]:
+    """The plan's tokens of every class and path, summed over layers."""
     total: dict[tuple[int, str], float] = {}
     for variable, value in zip(plan.graph.variables, plan.values, strict=True):
         key = (scenario.classes[variable.layer], variable.path)
         total[key] = total.get(key, 0.0) + value
+    return total
+
+
+def pinned(statement: Statement, scenario: Scenario, plan: Evaluation) -> fluid.Fluid | None:
+    """The optimum with the plan's tokens of every path, as means over equal layers."""
+    total = totals(scenario, plan)
     for key, column in statement.of.items():
         mean = total.get(key, 0.0) / scenario.classes.count(key[0])
         # What is pinned to the last digit may be infeasible by rounding.
@@ -114,16 +119,38 @@ def pinned(statement: Statement, scenario: Scenario, plan: Evaluation) -> fluid.
     return fluid.solve(statement)
 
 
-@examples(120)
-@given(plans(streamed=True) | waiting_plans())
-def test_waits_bound_every_plan(judged: tuple[Scenario, Evaluation]) -> None:
+def pin(stated: mixture.Mixture, scenario: Scenario, plan: Evaluation) -> None:
+    """Hold a mixture at the plan's tokens of every path."""
+    total = totals(scenario, plan)
+    for key, terms in stated.tokens.items():
+        sum_, slack = total.get(key, 0.0), 1e-9 * (1.0 + total.get(key, 0.0))
+        stated.row("pinned", terms, sum_ + slack)
+        stated.row("pinned", {c: -v for c, v in terms.items()}, slack - sum_)
+
+
+def largest_stage(plan: Evaluation) -> float:
+    """Bytes of the plan's largest stage."""
+    sizes = [
+        sum(size * plan.values[v] for v, size in tenant.items())
+        for buffer in plan.graph.buffers if buffer.holds == "stages"
+        for tenant in buffer.tenants
+    ]  # fmt: skip
+    return max(sizes, default=0.0)
+
+
+@examples(60)
+@given(plans() | plans(streamed=True) | waiting_plans())
+def test_mixtures_of_shapes_bound_every_plan(judged: tuple[Scenario, Evaluation]) -> None:
     scenario, plan = judged
+    largest = largest_stage(plan)
     for graph in graphs_of(scenario, plan):
-        assume(applies(graph))
-        statement = fluid.state(graph, scenario.classes, LARGE, waiting=Waiting(1))
-        found = pinned(statement, scenario, plan)
-        assert found is not None
-        assert found.step_s <= plan.step_s * (1 + 1e-6)
+        assume(mixture.applies(graph, scenario.classes))
+        per_token = staging_bytes(graph)
+        within = Staging(largest * (1 - EXACT), largest * (1 + EXACT) + 1e-6, per_token)
+        for staging, fine in ((None, False), (None, True), (within, False), (within, True)):
+            stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, staging, fine=fine)
+            pin(stated, scenario, plan)
+            assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
 
 
 @examples(120)
@@ -134,11 +161,7 @@ def test_the_size_of_the_largest_stage_bounds_every_plan(
     scenario, plan = judged
     schedule = replace(plan.schedule, boundary="overlap")
     plan = evaluate(scenario, schedule, plan.allocation, plan.streamed)
-    largest = max(
-        sum(size * plan.values[v] for v, size in tenant.items())
-        for buffer in plan.graph.buffers if buffer.holds == "stages"
-        for tenant in buffer.tenants
-    ) if any(b.holds == "stages" for b in plan.graph.buffers) else 0.0  # fmt: skip
+    largest = largest_stage(plan)
     for graph in graphs_of(scenario, plan):
         assume(staging_bytes(graph))
         for staging in (
@@ -159,5 +182,8 @@ def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluatio
     plan = evaluate(scenario, schedule, plan.allocation, plan.streamed)
     capacity = {tier: size * (1 + EXACT) + 1.0 for tier, size in plan.memory_bytes.items()}
     for graph in graphs_of(scenario, plan):
-        found = certificate.sharpened(graph, scenario.classes, capacity, {}, 1, plan.step_s * 2)
+        mixes = 4 * mixture.applies(graph, scenario.classes)
+        found = certificate.sharpened(
+            graph, scenario.classes, capacity, {}, 1, plan.step_s * 2, mixes
+        )
         assert found <= plan.step_s * (1 + 1e-6)

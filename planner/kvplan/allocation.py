@@ -51,6 +51,17 @@ def tokens_by_path(segments: Sequence[Segment]) -> dict[str, int]:
     return total
 
 
+def unevenness(tokens: int, block: int) -> int:
+    """Tokens by which a stage of whole blocks differs from the mean of its layer at most.
+
+    Stages differ by one block; where the last block is a part of one, by up to two.
+
+    >>> unevenness(4096, 64), unevenness(4100, 64)
+    (64, 128)
+    """
+    return block if tokens % block == 0 else 2 * block
+
+
 def spread(
     shares: Mapping[_Name, float], count: int, carry: dict[_Name, float]
 ) -> dict[_Name, int]:

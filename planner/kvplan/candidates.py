@@ -40,7 +40,8 @@ class Candidate:
         bound_s: proven lower bound on its step.
         trial_s: step of the fractional allocation on the unit; infinite until played.
         pattern: how stages are mixed, that of the best trial.
-        sharp: whether the bound has been sharpened as far as it goes.
+        sharp: whether the bound has been sharpened as far as branching goes.
+        mixed: whether the mixture of its layers has been asked.
         built: its unit, once that was asked for.
     """
 
@@ -52,6 +53,7 @@ class Candidate:
     trial_s: float = float("inf")
     pattern: str | Sequence[Mapping[str, float]] = "grouped"
     sharp: bool = False
+    mixed: bool = False
     built: StepGraph | None = None
 
     @property

@@ -12,12 +12,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from kvplan import fluid
+from kvplan import fluid, mixture
 from kvplan.candidates import Candidate, unit_graph
 from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
 from kvplan.step import StepGraph
-from kvplan.waiting import Waiting, applies
 
 GOOD_GAP = 1e-2
 """A gap above this share is worth smaller blocks, sharper bounds and the block program."""
@@ -25,36 +25,111 @@ GOOD_GAP = 1e-2
 MOST_SOLVES = 60
 """Fluid programs solved for one schedule at most; stopping early only loosens the bound."""
 
+MOST_STATED = 12_000
+"""Operations of all of these programs at most."""
+
+MOST_MIXTURES = 6
+"""Mixture programs solved while branching over one schedule at most."""
+
+WORTH_MIXING = 3e-2
+"""Gap up to which mixture programs are asked: they raise bounds by a percent or two."""
+
+LEAST_RISE = 1e-3
+"""Share by which a mixture program must raise a bound for others to be solved."""
+
+MOST_ROWS = 40_000
+"""Rows of mixture programs stated in one search, beside those of branching, at most."""
+
+MOST_FINE_ROWS = 5_000
+"""Rows of a mixture program with fine shapes at most."""
+
 NARROW = 1.05
 """Ratio of an interval's ends below which it is not cut."""
 
 
-def raise_bounds(scenario: Scenario, candidates: Sequence[Candidate], step_s: float) -> None:
+def raise_bounds(
+    scenario: Scenario, candidates: Sequence[Candidate], step_s: float, *, mixing: bool = False
+) -> None:
     """Sharpen the least bounds until they reach the plan found, or one of them no longer rises:
     then the others need not be above that one.
+
+    Args:
+        scenario: the question.
+        candidates: every schedule; their bounds are raised in place.
+        step_s: step of the plan found.
+        mixing: whether to ask mixtures of layers where branching alone does not reach it. Waits
+            matter less with fewer stages and more buffers, so where a schedule's mixture brings
+            nothing, none is tried for these.
     """
-    target_s = step_s / (1 + GOOD_GAP)
-    while True:
+    target_s, rows = step_s / (1 + GOOD_GAP), 0
+    in_vain: list[Schedule] = []
+    while rows < MOST_ROWS:
         candidate = min(candidates, key=lambda c: c.bound_s)
-        if candidate.bound_s >= target_s or candidate.sharp:
+        if candidate.bound_s >= target_s:
             return
-        candidate.bound_s = max(candidate.bound_s, sharper(scenario, candidate, target_s))
-        candidate.sharp = candidate.bound_s < target_s
+        if not candidate.sharp:
+            candidate.bound_s = max(candidate.bound_s, branched(scenario, candidate, target_s))
+            candidate.sharp = candidate.bound_s < target_s
+            if candidate.sharp and mixing:
+                continue
+        elif mixing and not candidate.mixed:
+            candidate.mixed = True
+            if not any(is_calmer(candidate.schedule, s) for s in in_vain):
+                found_s, more = mixed(scenario, candidate, target_s)
+                rows += more
+                if found_s <= candidate.bound_s * (1 + LEAST_RISE):
+                    in_vain.append(candidate.schedule)
+                candidate.bound_s = max(candidate.bound_s, found_s)
+        else:
+            return
         target_s = min(target_s, candidate.bound_s)
 
 
-def sharper(scenario: Scenario, candidate: Candidate, target_s: float) -> float:
-    """A bound of one candidate: with waits where weights are streamed, and by branching."""
+def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float:
+    """A bound by branching; with streamed weights, where waits are long, by a mixture first."""
     unit, block = candidate.unit, scenario.workload.block
     given = (scenario.classes, scenario.capacity, scenario.quality)
     waited_s = 0.0
-    if applies(unit):
-        unit = unit_graph(scenario, candidate.schedule)
-        found = fluid.bound(unit, *given, waiting=Waiting(block))
-        waited_s = float("inf") if found is None else found.step_s
+    if candidate.schedule.stream_weights and mixture.applies(unit, scenario.classes):
+        waited_s = mixture.bound(unit_graph(scenario, candidate.schedule), *given, block)
     if waited_s >= target_s:
         return waited_s
     return max(waited_s, sharpened(unit, *given, block, target_s))
+
+
+def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[float, int]:
+    """A bound from the mixture of a candidate's layers, seconds, and the rows it took: coarse
+    shapes, then fine ones, then coarse ones while branching.
+    """
+    unit, block = unit_graph(scenario, candidate.schedule), scenario.workload.block
+    given = (unit, scenario.classes, scenario.capacity, scenario.quality)
+    if not mixture.applies(unit, scenario.classes):
+        return 0.0, 0
+    best_s, rows = 0.0, 0
+    for fine in (False, True):
+        stated = mixture.state(*given, block, fine=fine)
+        if fine and len(stated.program.rows) > MOST_FINE_ROWS:
+            continue
+        rows += len(stated.program.rows)
+        best_s = max(best_s, mixture.solve(stated))
+        if best_s >= target_s:
+            return best_s, rows
+    if best_s > candidate.bound_s * (1 + LEAST_RISE):
+        best_s = max(best_s, sharpened(*given, block, target_s, MOST_MIXTURES))
+    return best_s, rows
+
+
+def is_calmer(schedule: Schedule, other: Schedule) -> bool:
+    """Whether a schedule has no more stages and no fewer buffers than another.
+
+    >>> is_calmer(Schedule(stages=4, queue_depth=3), Schedule(stages=5, queue_depth=2))
+    True
+    """
+    return (
+        schedule.stream_weights == other.stream_weights
+        and schedule.stages <= other.stages
+        and schedule.queue_depth >= other.queue_depth
+    )
 
 
 def sharpened(
@@ -64,6 +139,7 @@ def sharpened(
     quality: Mapping[str, float],
     block: int,
     target_s: float,
+    mixtures: int = 0,
 ) -> float:
     """Lower bound on the step of one schedule, seconds; at most about ``target_s`` is tried.
 
@@ -74,32 +150,41 @@ def sharpened(
         quality: most share of all tokens that each inexact path may take.
         block: tokens per block.
         target_s: where to stop.
+        mixtures: mixture programs to solve, at most.
     """
+    given = (unit, classes, capacity, quality)
     per_token = staging_bytes(unit)
     if not per_token:
-        found = fluid.bound(unit, classes, capacity, quality)
+        found = fluid.bound(*given)
         return float("inf") if found is None else found.step_s
     narrow = block * min(per_token.values())
-    heap: list[tuple[float, float, float]] = []
-    solves = 0
+    heap: list[tuple[float, float, float, bool]] = []
+    solves, most_solves = 0, min(MOST_SOLVES, MOST_STATED // len(unit.operations))
 
-    def branch(least: float, most: float) -> None:
-        staging = Staging(least, most, per_token)
-        found = fluid.bound(unit, classes, capacity, quality, staging=staging)
+    def branch(least: float, most: float, known_s: float = 0.0) -> None:
+        found = fluid.bound(*given, staging=Staging(least, most, per_token))
         if found is not None:
-            heapq.heappush(heap, (found.step_s, least, most))
+            heapq.heappush(heap, (max(found.step_s, known_s), least, most, False))
 
     branch(0.0, max(narrow, largest_bytes(unit, capacity)))
     while heap:
-        bound_s, least, most = heap[0]
+        bound_s, least, most, mixed = heap[0]
+        if bound_s >= target_s:
+            return bound_s
+        if not mixed and solves and mixtures:
+            mixtures -= 1
+            staging = Staging(least, most, per_token)
+            mixed_s = mixture.bound(*given, block, staging)
+            heapq.heapreplace(heap, (max(bound_s, mixed_s), least, most, True))
+            continue
         solves += 2
-        if bound_s >= target_s or most <= max(least * NARROW, narrow) or solves > MOST_SOLVES:
+        if most <= max(least * NARROW, narrow) or solves > most_solves:
             return bound_s
         heapq.heappop(heap)
         # Halves of the ratio where both ends are above a block: fixed parts go with its inverse.
         middle = (max(least, narrow) * most) ** 0.5
-        branch(least, middle)
-        branch(middle, most)
+        branch(least, middle, bound_s)
+        branch(middle, most, bound_s)
     return float("inf")
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.allocation import Allocation, Place, laid_out
+from kvplan.allocation import Allocation, Place, laid_out, unevenness
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
 from kvplan.simulate import Waits, is_steady, settled
-from kvplan.waiting import unevenness
 
 MOST_PLAYED = 250_000
 """Operations played for one plan at most, over all moves tried."""

@@ -16,7 +16,6 @@ from kvplan.highs import Rows, minimise
 from kvplan.staging import Staging, define_staging
 from kvplan.statement import Statement, Sum, added
 from kvplan.step import StepGraph
-from kvplan.waiting import Waiting, define_waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,6 @@ def bound(
     quality: Mapping[str, float] | None = None,
     *,
     staging: Staging | None = None,
-    waiting: Waiting | None = None,
 ) -> Fluid | None:
     """The least step any plan of this graph can have, or None where nothing fits.
 
@@ -57,9 +55,8 @@ def bound(
         quality: most share of all tokens that each inexact path may take.
         staging: only plans whose staging buffers are within these limits; fixed parts of
             operations then weigh more.
-        waiting: keep the waits for a free staging buffer, which a graph that streams weights has.
     """
-    statement = state(graph, classes, capacity, quality, staging=staging, waiting=waiting)
+    statement = state(graph, classes, capacity, quality, staging=staging)
     return solve(statement)
 
 
@@ -84,15 +81,12 @@ def state(
     *,
     widen: bool = False,
     staging: Staging | None = None,
-    waiting: Waiting | None = None,
 ) -> Statement:
     """State the program. Arguments as those of `bound`; ``widen`` gives each tier more bytes, of
     which the least are asked for instead of the least step.
     """
     statement = Statement(graph, classes)
     define_resources(statement, staging)
-    if waiting is not None:
-        define_waiting(statement, waiting)
     if len({classes[layer] for layer in graph.tokens}) > 1:
         statement.size_buffers(("stages", "weights", "disk_reads"))
     define_capacity(statement, capacity, widen)

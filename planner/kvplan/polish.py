@@ -15,6 +15,7 @@ from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
 from kvplan.scenario import Scenario
+from kvplan.thin import solved, thinned
 
 NEAR_ENOUGH = 1e-3
 """Distance from the bound at which the block program stops."""
@@ -41,8 +42,17 @@ BLOCKS_PER_STAGE = 8
 GEMM_TILE = 128
 """Rows that a matrix product works on at once; blocks are kept at multiples of it."""
 
-LEAST_BLOCK = 16
-"""Tokens below which a block is not cut, the page size of serving engines."""
+LEAST_BLOCK = 4
+"""Tokens below which a block is not cut."""
+
+LARGEST_THINNED = 1000
+"""Operations of a unit up to which its whole program is solved and rounded."""
+
+PLAYED = 10
+"""Candidates whose whole program is solved to find those worth rounding."""
+
+THINNED = 4
+"""Candidates whose whole program is solved and rounded where a gap is left."""
 
 TRIES = 3
 """Times that a plan which overflows a tier is planned again with less of it."""
@@ -65,6 +75,46 @@ def with_block(scenario: Scenario, block: int) -> Scenario:
     """The same question in other blocks."""
     workload = dataclasses.replace(scenario.workload, block=block)
     return dataclasses.replace(scenario, workload=workload)
+
+
+def thin_out(
+    scenario: Scenario,
+    candidates: Sequence[Candidate],
+    best: Evaluation,
+    chosen: Candidate,
+    block: int,
+) -> tuple[Evaluation, Candidate, int, int]:
+    """Plans from the whole program, in the smallest blocks: with the paths of the best plan's
+    stages, then of schedules in which layers differ.
+
+    Arguments and result as those of `tighten`.
+    """
+    good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
+    smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
+    trials: list[tuple[Candidate, Evaluation | None]] = [(chosen, best)]
+    if len(set(scenario.classes)) > 1:
+        trials = [(c, None) for c in worth_thinning(scenario, candidates)] + trials
+    for candidate, plan in trials:
+        if best.step_s <= good_s:
+            return best, chosen, block, judged
+        found = thinned(scenario, candidate.schedule, smallest, plan)
+        judged += 1
+        if found is not None and found.step_s < best.step_s:
+            best, chosen, block = found, candidate, smallest
+    if best.step_s <= good_s * (1 + GOOD_GAP):
+        best = exchanged(scenario, best, good_s, block)
+    return best, chosen, block, judged
+
+
+def worth_thinning(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates with the least optimum of the whole program, among those with the least bounds."""
+    small = [
+        candidate
+        for candidate in candidates
+        if candidate.schedule.axis == "token" and len(candidate.unit.operations) <= LARGEST_THINNED
+    ]
+    small.sort(key=lambda c: c.bound_s)
+    return optima(scenario, small[:PLAYED])[:THINNED]
 
 
 def tighten(
@@ -120,21 +170,30 @@ def trials(scenario: Scenario, candidates: Sequence[Candidate]) -> Iterator[tupl
 
 def promising(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates whose block program is small, the least optimum of the full program first."""
+    small = [
+        candidate
+        for candidate in candidates
+        if len(candidate.unit.operations) <= LARGEST_BLOCKS
+        and candidate.schedule.boundary == "overlap"
+    ]
+    return optima(scenario, small)[:POLISHED]
+
+
+def optima(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates sorted by the optimum of the full program of a unit."""
     found = []
     for candidate in candidates:
-        unit = candidate.unit
-        if len(unit.operations) <= LARGEST_BLOCKS and candidate.schedule.boundary == "overlap":
-            unit = unit_graph(scenario, candidate.schedule)
-            solution = program.solve(
-                program.state(
-                    unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
-                )
+        unit = unit_graph(scenario, candidate.schedule)
+        solution = solved(
+            program.state(
+                unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
             )
-            if solution is not None:
-                candidate.built = unit
-                found.append((solution.step_s, candidate))
+        )
+        if solution is not None:
+            candidate.built = unit
+            found.append((solution.step_s, candidate))
     found.sort(key=lambda pair: pair[0])
-    return [candidate for _, candidate in found[:POLISHED]]
+    return [candidate for _, candidate in found]
 
 
 def block_for(scenario: Scenario, candidate: Candidate) -> int:

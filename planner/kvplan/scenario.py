@@ -37,7 +37,7 @@ class Options:
         queue_depths: queue depths to try.
         boundary: see `Schedule`.
         mode: see `Schedule`.
-        refine_blocks: whether blocks may be cut to as little as 16 tokens where whole ones
+        refine_blocks: whether blocks may be cut to as little as 4 tokens where whole ones
             leave a gap above 1 %.
         weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
         flexgen: FlexGen's six percentages for its baseline; None lets it search for its own.

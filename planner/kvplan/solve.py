@@ -21,16 +21,19 @@ from kvplan.candidates import (
     try_on_unit,
     unbuilt,
 )
-from kvplan.certificate import GOOD_GAP, raise_bounds
+from kvplan.certificate import GOOD_GAP, WORTH_MIXING, raise_bounds
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
 from kvplan.infeasible import explain_infeasible
-from kvplan.polish import finer_blocks, tighten, with_block
+from kvplan.polish import finer_blocks, thin_out, tighten, with_block
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
 
 PATIENCE = 3
 """Judged candidates without a gain that end a round."""
+
+FAR = 5e-2
+"""Gap from which better plans are looked for before bounds are raised."""
 
 LIKELY = 4
 """Candidates tried again with smaller blocks."""
@@ -92,20 +95,40 @@ def find(scenario: Scenario) -> Search | None:
         return None
     block = scenario.workload.block
     if best.step_s > least_bound(candidates) * (1 + GOOD_GAP):
-        likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
-        candidates += unbuilt(scenario, candidates)
-        raise_bounds(scenario, candidates, best.step_s)
-        for finer in finer_blocks(scenario):
-            if best.step_s <= least_bound(candidates) * (1 + GOOD_GAP):
-                break
-            trial, of, extra = judge(with_block(scenario, finer), likely)
-            judged += extra
-            if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
-                best, chosen, block = trial, of, finer
-        best, chosen, block, extra = tighten(scenario, candidates, best, chosen, block)
+        best, chosen, block, extra = close_gap(scenario, candidates, best, chosen)
         judged += extra
     bound_s = min(least_bound(candidates), best.step_s)
     return Search(best, bound_s, chosen.relaxation, len(candidates), judged, block)
+
+
+def close_gap(
+    scenario: Scenario, candidates: list[Candidate], best: Evaluation, chosen: Candidate
+) -> tuple[Evaluation, Candidate, int, int]:
+    """Raise bounds and look for better plans in turn, what takes least time first, until the gap
+    is small. Candidates that the search has left out so far are added.
+
+    Returns:
+        The best plan, its candidate, tokens per block of it, and how many were judged.
+    """
+    judged, block = 0, scenario.workload.block
+    likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
+    candidates += unbuilt(scenario, candidates)
+    if best.step_s <= least_bound(candidates) * (1 + FAR):
+        raise_bounds(scenario, candidates, best.step_s)
+    for finer in finer_blocks(scenario):
+        if best.step_s <= least_bound(candidates) * (1 + GOOD_GAP):
+            break
+        trial, of, extra = judge(with_block(scenario, finer), likely)
+        judged += extra
+        if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
+            best, chosen, block = trial, of, finer
+    for better in (thin_out, tighten):
+        best, chosen, block, extra = better(scenario, candidates, best, chosen, block)
+        judged += extra
+        gap = best.step_s / least_bound(candidates) - 1
+        if gap > GOOD_GAP:
+            raise_bounds(scenario, candidates, best.step_s, mixing=gap <= WORTH_MIXING)
+    return best, chosen, block, judged
 
 
 def least_bound(candidates: Sequence[Candidate]) -> float:

@@ -1,0 +1,189 @@
+"""Plans from the whole program: paths that it hardly uses are left out, the rest is rounded.
+
+The program of `program.state` is solved with every path in every stage, or with those of a plan.
+An operation that it leaves without tokens still costs its fixed time there, so paths with few
+tokens in a stage are dropped and it is solved again. Layers may differ: each place of a layer has
+its own tokens, and what rounding to blocks leaves over goes to the same place of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvplan import program
+from kvplan.allocation import Allocation, Place, laid_out, spread, unevenness
+from kvplan.candidates import build_unit, cyclic, full_structure, unit_layers
+from kvplan.errors import KvplanError
+from kvplan.evaluate import Evaluation, evaluate
+from kvplan.fitting import block_bytes
+from kvplan.graph import StepGraph
+from kvplan.paths import REGISTRY, Path
+from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
+
+FEW = 0.1
+"""Share of a stage's tokens below which a path is dropped from it."""
+
+ROUNDS = 3
+"""Times that paths are dropped."""
+
+TRIES = 3
+"""Times that a plan which overflows a tier is planned again with less of it."""
+
+LARGEST = 1200
+"""Operations of a graph up to which its program is solved here."""
+
+Paths = dict[tuple[int, int | None], list[Path]]
+"""(layer, stage) to the paths there."""
+
+
+def thinned(
+    scenario: Scenario, schedule: Schedule, block: int, plan: Evaluation | None = None
+) -> Evaluation | None:
+    """The best plan found; None where no program fits, or its graph is too large.
+
+    Args:
+        scenario: the question; its blocks are what a stage may differ by from the mean of its
+            layer.
+        schedule: how the step is pipelined.
+        block: tokens per block of the plan.
+        plan: use the paths that each stage of this plan has; None: all, of one unit where layers
+            repeat.
+    """
+    unit = unit_layers(scenario.model, cyclic(schedule)) if plan is None else None
+    layers = range(len(scenario.model.layers)) if unit is None else unit
+    if plan is None:
+        structure: Paths = {
+            place: list(paths)
+            for place, paths in full_structure(scenario, schedule, layers).items()
+        }
+    else:
+        structure = paths_of(scenario, plan)
+    best: Evaluation | None = None
+    for _ in range(ROUNDS):
+        graph = build_unit(scenario, schedule, structure, unit)
+        if len(graph.operations) > LARGEST:
+            return best
+        values, found = _rounded(scenario, schedule, graph, block)
+        if found is not None and (best is None or found.step_s < best.step_s):
+            best = found
+        fewer = without_few(structure, graph, values, block) if values else structure
+        if fewer == structure:
+            break
+        structure = fewer
+    return best
+
+
+def paths_of(scenario: Scenario, plan: Evaluation) -> Paths:
+    """The paths of each stage of a plan, and all that keep tokens in HBM for good."""
+    found: Paths = {}
+    for layer, segments in enumerate(plan.allocation):
+        places = [(segment.stage, REGISTRY[segment.path]) for segment in segments]
+        own = scenario.paths[scenario.model.layers[layer]]
+        places += [(None, path) for path in own if path.attends == "resident"]
+        for stage, path in dict.fromkeys(places):
+            found.setdefault((layer, stage), []).append(path)
+    return found
+
+
+def without_few(structure: Paths, graph: StepGraph, values: Sequence[float], block: int) -> Paths:
+    """Leave out the paths of a stage that few of its tokens take, and stages without any."""
+    tokens = {
+        (v.layer, v.stage, v.path): value for v, value in zip(graph.variables, values, strict=True)
+    }
+    found: Paths = {}
+    for (layer, stage), paths in structure.items():
+        if stage is None:
+            found[layer, stage] = paths
+            continue
+        held = [tokens.get((layer, stage, path.name), 0.0) for path in paths]
+        least = max(FEW * sum(held), block / 4)
+        kept = [path for path, count in zip(paths, held, strict=True) if count > least]
+        if kept:
+            found[layer, stage] = kept
+    return found
+
+
+def _rounded(
+    scenario: Scenario, schedule: Schedule, graph: StepGraph, block: int
+) -> tuple[Sequence[float], Evaluation | None]:
+    """The program's optimum, and its plan in blocks, with less of a tier where that overflows."""
+    capacity = dict(scenario.capacity)
+    margin = block_bytes(scenario, graph)
+    count = len(scenario.model.layers)
+    # Rounding moves two paths of a stage by up to a block each.
+    uneven = max(scenario.workload.block - 2 * block, 0)
+    values: Sequence[float] = ()
+    for _ in range(TRIES):
+        stated = program.state(graph, capacity, quality=scenario.quality, block=uneven)
+        solution = solved(stated)
+        if solution is None:
+            break
+        values = solution.values
+        wanted: list[dict[Place, float]] = [{} for _ in graph.tokens]
+        shares = [0.0] * len(graph.tokens)
+        for variable, value in zip(graph.variables, values, strict=True):
+            if variable.path == "stream_weights":
+                shares[variable.layer] = min(value, 1.0)
+            else:
+                wanted[variable.layer][variable.stage, variable.path] = value
+        repeated = [wanted[layer % len(wanted)] for layer in range(count)]
+        places = [layer % len(wanted) for layer in range(count)]
+        groups = scenario.classes if len(wanted) == count else places
+        tokens = [scenario.cached_tokens(layer) for layer in range(count)]
+        allocation = diffused(tokens, repeated, groups, block)
+        streamed = [shares[layer % len(shares)] for layer in range(count)]
+        found = evaluate(scenario, schedule, allocation, streamed)
+        over = found.overflow(scenario.capacity)
+        if over is None:
+            return values, found if is_even(scenario, found) else None
+        capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
+    return values, None
+
+
+def solved(stated: program.Program) -> program.Solution | None:
+    """The optimum of a program that the search can do without; None where the solver gives up."""
+    try:
+        return program.solve(stated)
+    except KvplanError:
+        return None
+
+
+def is_even(scenario: Scenario, plan: Evaluation) -> bool:
+    """Whether the stages of every layer are as near their mean as bounds take them to be."""
+    if plan.schedule.axis != "token":
+        return True
+    for layer, segments in enumerate(plan.allocation):
+        sizes = [0] * plan.schedule.stages
+        for segment in segments:
+            if segment.stage is not None:
+                sizes[segment.stage] += segment.tokens
+        mean = sum(sizes) / len(sizes)
+        most = unevenness(scenario.cached_tokens(layer), scenario.workload.block)
+        if max(abs(size - mean) for size in sizes) > most:
+            return False
+    return True
+
+
+def diffused(
+    tokens: Sequence[int], wanted: Sequence[dict[Place, float]], groups: Sequence[int], block: int
+) -> Allocation:
+    """Whole blocks near the tokens of each place; what is left over goes to the next layer.
+
+    Args:
+        tokens: tokens each layer caches.
+        wanted: for each layer, tokens per stage and path.
+        groups: layers with the same number pass on what they leave over.
+        block: tokens per block; the last block of a layer may be shorter.
+
+    >>> mix = {(0, "fetch"): 32.0, (None, "resident"): 96.0}
+    >>> [[s.tokens for s in layer] for layer in diffused([128] * 2, [mix] * 2, [0, 0], 64)]
+    [[64, 64], [128]]
+    """
+    carries: dict[int, dict[Place, float]] = {}
+    layers = []
+    for layer, count in enumerate(tokens):
+        mix = {place: share for place, share in wanted[layer].items() if share > 1e-6 * count}
+        carry = carries.setdefault(groups[layer], {})
+        layers.append(laid_out(count, block, spread(mix, -(-count // block), carry) if mix else {}))
+    return tuple(layers)
