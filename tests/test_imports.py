@@ -54,7 +54,7 @@ LEVELS = [
         "resident",
         "infeasible",
     },
-    {"restore", "restore_baselines", "break_even"},
+    {"restored", "restore_search", "restore", "restore_baselines", "break_even"},
     {"solve", "estimate"},
     {"throughput", "moves", "generation"},
     {"baselines"},

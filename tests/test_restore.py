@@ -17,19 +17,10 @@ from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.prefix import LAYOUTS, Prefix
 from kvplan.restoration import Restoration
-from kvplan.restore import (
-    Restored,
-    Split,
-    answer,
-    best,
-    judge,
-    load,
-    rebuild,
-    recompute,
-    refuse_overflow,
-    resident,
-)
+from kvplan.restore import answer, refuse_overflow
 from kvplan.restore_baselines import LayerTimes, cake, hcache, hcache_layers
+from kvplan.restore_search import best
+from kvplan.restored import Restored, Split, judge, load, rebuild, recompute, resident
 from kvplan.workload import Budgets
 
 
@@ -358,7 +349,7 @@ def test_ways_whose_buffers_do_not_fit_are_left_out() -> None:
     model = load_model("opt-6.7b")
     prefix = Prefix(tokens=2000, kv_dtype="fp16")
     roomy = Restoration(model=model, hardware=load_hardware("a100"), prefix=prefix)
-    room = load(roomy).graph.memory_bytes(load(roomy).values)["hbm"]
+    room = load(roomy).hbm_bytes
     tight = dataclasses.replace(roomy, budgets=Budgets(hbm_bytes=int(room) + 1000))
     assert "rebuild" in answer(roomy).ways
     assert "rebuild" not in answer(tight).ways

@@ -15,7 +15,7 @@ from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.prefix import Prefix
 from kvplan.restoration import Restoration
-from kvplan.restore import Restored, Split, judge
+from kvplan.restored import Restored, Split, judge
 
 FILE = data_dir("hwprofiles") / "measurements" / "h200-2026-11-29" / "prefill_restore.json"
 ATTENTION_FLOP_PER_S = 340e12

@@ -10,7 +10,8 @@ from kvplan.model_library import load_model
 from kvplan.prefix import Prefix
 from kvplan.ranks import rank_model
 from kvplan.restoration import Restoration
-from kvplan.restore import best, load, rebuild, recompute, resident, store_bytes
+from kvplan.restore_search import best
+from kvplan.restored import load, rebuild, recompute, resident, store_bytes
 
 KINDS = ("deepseek-v2-lite", "jamba-v0.1", "qwen3-30b-a3b", "gemma-2-2b", "gpt-oss-20b",
          "rwkv-5-world-3b", "bart-large-cnn", "deepseek-v3.2")  # fmt: skip

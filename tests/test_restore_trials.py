@@ -15,8 +15,10 @@ from kvplan.model_library import load_model
 from kvplan.prefix import Prefix
 from kvplan.ranks import rank_model
 from kvplan.restoration import Restoration
-from kvplan.restore import Restored, answer, best, judge, load, recompute, resident
+from kvplan.restore import answer
 from kvplan.restore_plan import document
+from kvplan.restore_search import best
+from kvplan.restored import Restored, judge, load, recompute, resident
 
 GIB = 2**30
 

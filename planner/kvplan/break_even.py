@@ -11,7 +11,7 @@ from kvplan.dtypes import element_bytes
 from kvplan.hardware import peak_rate
 from kvplan.prefix import LAYOUTS
 from kvplan.restoration import Restoration
-from kvplan.restore import load, recompute
+from kvplan.restored import load, recompute
 
 LONGEST = 1 << 17
 """Prefix that is tried at least, tokens."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.restoration import Restoration
-from kvplan.restore import Restored, Split, judge, none_rebuilt
+from kvplan.restored import Restored, Split, judge, none_rebuilt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

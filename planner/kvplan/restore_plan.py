@@ -21,8 +21,9 @@ from kvplan.hits import Expected, Traffic, expect
 from kvplan.plan import Count, HardwareInput, LayerDecision, Name, Positive, Range, Seconds, Size
 from kvplan.prefill import ATTENTION_SHARE
 from kvplan.restoration import Restoration
-from kvplan.restore import WAYS, Answer, Restored, resident, spare_tokens, store_bytes
+from kvplan.restore import WAYS, Answer, spare_tokens
 from kvplan.restore_baselines import BASELINES
+from kvplan.restored import Restored, resident, store_bytes
 
 RESTORE_VERSION = "1.0"
 """Version of the restore format: a key that is added raises the second number, any other change of

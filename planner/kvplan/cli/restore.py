@@ -15,7 +15,7 @@ from kvplan.cli.solve import Output
 from kvplan.errors import InputError
 
 if TYPE_CHECKING:
-    from kvplan.restore import Restored
+    from kvplan.restored import Restored
 
 EPILOG = """
 Examples:
