@@ -28,6 +28,7 @@ LEVELS = [
         "curve",
         "peak",
         "regret",
+        "gap",
     },
     {"hardware_parts", "slot", "link", "disk", "peer", "tier", "limits", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
@@ -59,7 +60,7 @@ LEVELS = [
     {"throughput", "moves", "generation"},
     {"baselines"},
     {"plan", "plan_file", "document", "planning", "validation_file"},
-    {"restore_plan"},
+    {"restore_plan", "restore_document"},
 ]
 LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 TOP = len(LEVELS)

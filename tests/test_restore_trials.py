@@ -16,7 +16,7 @@ from kvplan.prefix import Prefix
 from kvplan.ranks import rank_model
 from kvplan.restoration import Restoration
 from kvplan.restore import answer
-from kvplan.restore_plan import document
+from kvplan.restore_document import document
 from kvplan.restore_search import best
 from kvplan.restored import Restored, judge, load, recompute, resident
 

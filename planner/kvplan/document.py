@@ -16,6 +16,7 @@ from kvplan.baselines import Rung
 from kvplan.candidates import unit_graph
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
+from kvplan.gap import gap
 from kvplan.generation import Generation, Part
 from kvplan.hardware import HardwareProfile, override
 from kvplan.plan import (
@@ -79,7 +80,6 @@ def document(
     time: str | None = None,
 ) -> Plan:
     """The plan document of a judged allocation."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Plan(
         kvplan_plan=SCHEMA_VERSION,
         inputs=inputs_of(scenario),
@@ -98,30 +98,35 @@ def document(
             )
             for rung in rungs
         },
-        provenance=Provenance(
-            kvplan=kvplan.__version__,
-            solver=f"HiGHS {highs.version()}",
-            time=now if time is None else time,
-        ),
+        provenance=provenance(time),
+    )
+
+
+def provenance(time: str | None = None) -> Provenance:
+    """Who makes a document, and when.
+
+    Args:
+        time: ISO 8601; None takes the clock.
+    """
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Provenance(
+        kvplan=kvplan.__version__,
+        solver=f"HiGHS {highs.version()}",
+        time=now if time is None else time,
     )
 
 
 def inputs_of(scenario: Scenario) -> Inputs:
     """Everything a plan depends on."""
     whole = scenario.whole or scenario
-    model, hardware = whole.model, whole.hardware
+    model = whole.model
     known = (name for name in model.__struct_fields__ if name not in ("layers", "uncounted"))
     fields = {name: getattr(model, name) for name in known}
     fields["scales"] = list(model.scales)
     return Inputs(
         model=ModelInput(**fields, layers=layer_runs(model.layers)),
-        hardware=HardwareInput(
-            name=hardware.name,
-            title=hardware.title,
-            kind=hardware.kind,
-            digest=hardware.digest,
-            file=scenario.hardware_file,
-            overrides=dict(sorted(scenario.overrides.items())),
+        hardware=hardware_input(
+            whole.hardware, dict(sorted(scenario.overrides.items())), scenario.hardware_file
         ),
         workload=msgspec.convert(dataclasses.asdict(scenario.workload), WorkloadInput),
         budgets=msgspec.convert(dataclasses.asdict(whole.budgets), BudgetInput),
@@ -134,6 +139,22 @@ def inputs_of(scenario: Scenario) -> Inputs:
         ),
         objective=msgspec.convert(dataclasses.asdict(scenario.objective), ObjectiveInput),
     )
+
+
+def hardware_input(
+    hardware: HardwareProfile, overrides: dict[str, float], file: str | None
+) -> HardwareInput:
+    """A machine as documents name it.
+
+    Args:
+        hardware: its profile.
+        overrides: figures that were changed by hand.
+        file: where the profile came from; None: the library.
+    """
+    return HardwareInput(
+        name=hardware.name, title=hardware.title, kind=hardware.kind, digest=hardware.digest,
+        file=file, overrides=overrides,
+    )  # fmt: skip
 
 
 def decision_of(strategy: str, best: Evaluation, block: int) -> Decision:
@@ -175,7 +196,7 @@ def predict(scenario: Scenario, best: Evaluation, found: Search | None = None) -
         step_s=step_s,
         tokens_per_s=scenario.workload.batch * scenario.workload.new_tokens / step_s,
         bound_s=bound_s,
-        gap=max(step_s / bound_s - 1.0, 0.0) if bound_s else 0.0,
+        gap=gap(step_s, bound_s),
         bottleneck=best.simulation.bottleneck,
         busy_s=dict(best.simulation.busy_s),
         memory_bytes={t: float(b) for t, b in sorted(best.memory_bytes.items())},
@@ -241,7 +262,7 @@ def generation_of(generation: Generation, strategy: str) -> GenerationPlan:
         total_s=total_s,
         tokens_per_s=generation.tokens_per_s,
         bound_s=generation.least_s,
-        gap=max(total_s / generation.least_s - 1.0, 0.0),
+        gap=gap(total_s, generation.least_s),
         uniform_s=generation.uniform_s,
         segments=[
             _segment(part, generation.kept_bytes(index), strategy if part is last else "kvplan")
@@ -253,7 +274,6 @@ def generation_of(generation: Generation, strategy: str) -> GenerationPlan:
 def _segment(part: Part, kept_bytes: float, strategy: str) -> GenerationSegment:
     prediction = predict(part.scenario, part.evaluation)
     bound_s = min(part.bound_s, part.evaluation.step_s)
-    gap = max(part.evaluation.step_s / bound_s - 1.0, 0.0) if bound_s else 0.0
     return GenerationSegment(
         begin=part.begin,
         end=part.end,
@@ -263,5 +283,7 @@ def _segment(part: Part, kept_bytes: float, strategy: str) -> GenerationSegment:
         moves_s=part.moves.seconds(part.scenario),
         kept_bytes=kept_bytes,
         decision=decision_of(strategy, part.evaluation, part.block),
-        prediction=msgspec.structs.replace(prediction, bound_s=bound_s, gap=gap),
+        prediction=msgspec.structs.replace(
+            prediction, bound_s=bound_s, gap=gap(part.evaluation.step_s, bound_s)
+        ),
     )

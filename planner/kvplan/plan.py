@@ -25,18 +25,18 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the parts: an unknown key is an error."""
 
 
-class LayerRun(_Part, frozen=True):
+class LayerRun(DocumentPart, frozen=True):
     """Equal layers that follow each other."""
 
     count: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
     layer: LayerSpec
 
 
-class ModelInput(_Part, frozen=True, kw_only=True):
+class ModelInput(DocumentPart, frozen=True, kw_only=True):
     """The model, whole, so that a plan can be read without the library it came from."""
 
     name: Name
@@ -57,7 +57,7 @@ class ModelInput(_Part, frozen=True, kw_only=True):
     layers: Annotated[list[LayerRun], Meta(min_length=1, max_length=MAX_LAYERS)]
 
 
-class HardwareInput(_Part, frozen=True):
+class HardwareInput(DocumentPart, frozen=True):
     """The machine: its profile by name and digest, and what was changed on the command line."""
 
     name: Name
@@ -68,7 +68,7 @@ class HardwareInput(_Part, frozen=True):
     overrides: dict[str, Annotated[float, Meta(gt=0)]] = {}
 
 
-class WorkloadInput(_Part, frozen=True):
+class WorkloadInput(DocumentPart, frozen=True):
     """The batch."""
 
     batch: Positive
@@ -84,7 +84,7 @@ class WorkloadInput(_Part, frozen=True):
     new_tokens: Positive = 1
 
 
-class BudgetInput(_Part, frozen=True):
+class BudgetInput(DocumentPart, frozen=True):
     """Memory that could be used; null where the profile's figure was taken."""
 
     hbm_bytes: Count | None
@@ -96,7 +96,7 @@ class BudgetInput(_Part, frozen=True):
     uplink_bytes_per_s: Annotated[float, Meta(gt=0)] | None = None
 
 
-class OptionInput(_Part, frozen=True):
+class OptionInput(DocumentPart, frozen=True):
     """What the search could choose from."""
 
     paths: list[Name] | None
@@ -111,7 +111,7 @@ class OptionInput(_Part, frozen=True):
     flexgen: list[Annotated[int, Meta(ge=0, le=100)]] | None = None
 
 
-class ObjectiveInput(_Part, frozen=True):
+class ObjectiveInput(DocumentPart, frozen=True):
     """What the plan is to be best at; batches and what follows count for throughput only."""
 
     goal: Literal["latency", "throughput"]
@@ -122,7 +122,7 @@ class ObjectiveInput(_Part, frozen=True):
     segments: Annotated[int, Meta(ge=1, le=64)] | None = None
 
 
-class Inputs(_Part, frozen=True):
+class Inputs(DocumentPart, frozen=True):
     """Everything the plan depends on; the workload's batch is the chosen one."""
 
     model: ModelInput
@@ -133,7 +133,7 @@ class Inputs(_Part, frozen=True):
     objective: ObjectiveInput | None = None
 
 
-class Range(_Part, frozen=True):
+class Range(DocumentPart, frozen=True):
     """Tokens ``[begin, end)`` that take one path; stage is null outside the pipeline."""
 
     begin: Count
@@ -142,7 +142,7 @@ class Range(_Part, frozen=True):
     stage: Count | None
 
 
-class LayerDecision(_Part, frozen=True):
+class LayerDecision(DocumentPart, frozen=True):
     """What one layer does."""
 
     layer: Count
@@ -152,7 +152,7 @@ class LayerDecision(_Part, frozen=True):
     streamed_weights: Share
 
 
-class Decision(_Part, frozen=True):
+class Decision(DocumentPart, frozen=True):
     """What was decided."""
 
     strategy: Name
@@ -167,14 +167,14 @@ class Decision(_Part, frozen=True):
     layers: Annotated[list[LayerDecision], Meta(min_length=1, max_length=MAX_LAYERS)]
 
 
-class Value(_Part, frozen=True):
+class Value(DocumentPart, frozen=True):
     """What more of something would bring, from the duals of the program."""
 
     what: str
     saved_s: Seconds
 
 
-class Prediction(_Part, frozen=True):
+class Prediction(DocumentPart, frozen=True):
     """What running the plan is expected to show; with tensor parallelism, of each rank."""
 
     step_s: Seconds
@@ -190,7 +190,7 @@ class Prediction(_Part, frozen=True):
     confidence: str
 
 
-class BaselineResult(_Part, frozen=True):
+class BaselineResult(DocumentPart, frozen=True):
     """A baseline beside the plan; step null and a reason where it is not possible."""
 
     title: str
@@ -201,7 +201,7 @@ class BaselineResult(_Part, frozen=True):
     note: str | None = None
 
 
-class BatchTrial(_Part, frozen=True):
+class BatchTrial(DocumentPart, frozen=True):
     """A batch that was tried; step null where only the bound was asked for."""
 
     batch: Positive
@@ -211,7 +211,7 @@ class BatchTrial(_Part, frozen=True):
     step_s: Seconds | None
 
 
-class BatchChoice(_Part, frozen=True):
+class BatchChoice(DocumentPart, frozen=True):
     """Why this batch: what keeps it from growing, and how much any other could bring.
 
     ``bound_tokens_per_s`` is over every batch that was tried; ``gap`` is its distance.
@@ -227,7 +227,7 @@ class BatchChoice(_Part, frozen=True):
     trials: list[BatchTrial]
 
 
-class GenerationSegment(_Part, frozen=True):
+class GenerationSegment(DocumentPart, frozen=True):
     """Steps of a generation that share a decision, made for the last of them.
 
     ``begin`` and ``end`` count generated tokens; ``moved_bytes`` and ``moves_s`` are what passes
@@ -246,7 +246,7 @@ class GenerationSegment(_Part, frozen=True):
     prediction: Prediction
 
 
-class GenerationPlan(_Part, frozen=True):
+class GenerationPlan(DocumentPart, frozen=True):
     """A whole generation in segments; ``uniform_s`` is its time with the last one's decision."""
 
     steps: Positive
@@ -258,7 +258,7 @@ class GenerationPlan(_Part, frozen=True):
     segments: Annotated[list[GenerationSegment], Meta(min_length=1, max_length=64)]
 
 
-class Provenance(_Part, frozen=True):
+class Provenance(DocumentPart, frozen=True):
     """Who made the plan."""
 
     kvplan: str
@@ -266,7 +266,7 @@ class Provenance(_Part, frozen=True):
     time: str
 
 
-class Plan(_Part, frozen=True):
+class Plan(DocumentPart, frozen=True):
     """A whole plan document."""
 
     kvplan_plan: Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+$")]

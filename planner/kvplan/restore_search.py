@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvplan import program
+from kvplan.gap import gap
 from kvplan.graph import StepGraph
 from kvplan.hardware import peak_rate
 from kvplan.paths import Path
@@ -36,8 +37,8 @@ class Best:
 
     @property
     def gap(self) -> float:
-        """How much longer it takes than the bound, relative; never negative but by rounding."""
-        return max(self.restored.ttft_s / self.bound_s - 1, 0.0) if self.bound_s > 0 else 0.0
+        """How much longer it takes than the bound, relative."""
+        return gap(self.restored.ttft_s, self.bound_s)
 
 
 def best(restoration: Restoration, *, activations: bool = True) -> Best:

@@ -53,7 +53,8 @@ def restore(
     asked = question_of(request)
     from kvplan.plan_file import write_text
     from kvplan.restore import answer
-    from kvplan.restore_plan import document, encode
+    from kvplan.restore_document import document
+    from kvplan.restore_plan import encode
 
     found = answer(asked.restoration, asked.ways)
     plan = document(
