@@ -146,7 +146,7 @@ def state(
 
 
 def solve(mixture: Mixture) -> float:
-    """Seconds of a step at the optimum; infinite where nothing fits, 0 where the solver gives up."""
+    """Seconds of a step at the optimum: infinite if nothing fits, 0 if the solver gives up."""
     stated = mixture.program
     rows, _ = program.scaled_rows(stated)
     try:
