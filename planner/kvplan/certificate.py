@@ -34,14 +34,17 @@ MOST_MIXTURES = 6
 WORTH_MIXING = 3e-2
 """Gap up to which mixture programs are asked: they raise bounds by a percent or two."""
 
-LEAST_RISE = 1e-3
-"""Share by which a mixture program must raise a bound for others to be solved."""
+LEAST_RISE = 2e-4
+"""Share by which mixtures must raise a bound for others to be asked."""
 
 MOST_ROWS = 40_000
 """Rows of mixture programs stated in one search, beside those of branching, at most."""
 
 MOST_FINE_ROWS = 5_000
 """Rows of a mixture program with fine shapes at most."""
+
+NEAR_ENDS = 1.5
+"""Ratio of an interval's ends below which its mixture is asked."""
 
 NARROW = 1.05
 """Ratio of an interval's ends below which it is not cut."""
@@ -114,9 +117,7 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
         best_s = max(best_s, mixture.solve(stated))
         if best_s >= target_s:
             return best_s, rows
-    if best_s > candidate.bound_s * (1 + LEAST_RISE):
-        best_s = max(best_s, sharpened(*given, block, target_s, MOST_MIXTURES))
-    return best_s, rows
+    return max(best_s, sharpened(*given, block, target_s, MOST_MIXTURES)), rows
 
 
 def is_calmer(schedule: Schedule, other: Schedule) -> bool:
@@ -171,7 +172,7 @@ def sharpened(
         bound_s, least, most, mixed = heap[0]
         if bound_s >= target_s:
             return bound_s
-        if not mixed and solves and mixtures:
+        if not mixed and mixtures and most <= max(least, narrow) * NEAR_ENDS:
             mixtures -= 1
             staging = Staging(least, most, per_token)
             mixed_s = mixture.bound(*given, block, staging)

@@ -17,7 +17,7 @@ from kvplan.allocation import unevenness
 from kvplan.errors import KvplanError
 from kvplan.highs import minimise
 from kvplan.program import Program, Row, in_proportion, time_scale
-from kvplan.staging import Staging, staging_bytes
+from kvplan.staging import Staging, idle_link_s, staging_bytes
 from kvplan.step import Operation, StepGraph
 
 Terms = dict[int, float]
@@ -546,9 +546,15 @@ def define_boundaries(mixture: Mixture) -> None:
 
 
 def define_resources(mixture: Mixture) -> None:
-    """For each resource: the durations of its operations add up to at most T."""
+    """For each resource: the durations of its operations add up to at most T; the link waits
+    around the head.
+    """
+    graph, staging = mixture.graph, mixture.staging
+    idle_s = {"gpu": head_s(graph)}
+    if staging is not None:
+        idle_s["h2d"] = idle_link_s(graph, staging) * graph.cycles
     for resource, total in mixture.busy.items():
-        most = -head_s(mixture.graph) if resource == "gpu" else 0.0
+        most = -idle_s.get(resource, 0.0)
         mixture.row("resource", add({mixture.program.period: -1.0}, total), most)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from kvplan import block_program, program
@@ -73,8 +73,8 @@ def finer_blocks(scenario: Scenario) -> Iterator[int]:
 
 def with_block(scenario: Scenario, block: int) -> Scenario:
     """The same question in other blocks."""
-    workload = dataclasses.replace(scenario.workload, block=block)
-    return dataclasses.replace(scenario, workload=workload)
+    workload = replace(scenario.workload, block=block)
+    return replace(scenario, workload=workload)
 
 
 def thin_out(
@@ -84,14 +84,18 @@ def thin_out(
     chosen: Candidate,
     block: int,
 ) -> tuple[Evaluation, Candidate, int, int]:
-    """Plans from the whole program, in the smallest blocks: with the paths of the best plan's
-    stages, then of schedules in which layers differ.
+    """Plans from the whole program, in the smallest blocks: with all paths where layers differ,
+    then with the paths of the best plan's stages, at each queue depth.
 
     Arguments and result as those of `tighten`.
     """
     good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
     smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
     trials: list[tuple[Candidate, Evaluation | None]] = [(chosen, best)]
+    for candidate in candidates:
+        depth = candidate.schedule.queue_depth
+        if candidate.schedule == replace(chosen.schedule, queue_depth=depth) != chosen.schedule:
+            trials.append((candidate, best))
     if len(set(scenario.classes)) > 1:
         trials = [(c, None) for c in worth_thinning(scenario, candidates)] + trials
     for candidate, plan in trials:

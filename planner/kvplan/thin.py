@@ -15,7 +15,6 @@ from kvplan.allocation import Allocation, Place, laid_out, spread, unevenness
 from kvplan.candidates import build_unit, cyclic, full_structure, unit_layers
 from kvplan.errors import KvplanError
 from kvplan.evaluate import Evaluation, evaluate
-from kvplan.fitting import block_bytes
 from kvplan.graph import StepGraph
 from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
@@ -27,11 +26,14 @@ FEW = 0.1
 ROUNDS = 3
 """Times that paths are dropped."""
 
-TRIES = 3
-"""Times that a plan which overflows a tier is planned again with less of it."""
+TRIES = 6
+"""Times that a plan which overflows a tier, or is uneven, is planned again with less of it."""
 
-LARGEST = 1200
+LARGEST = 1000
 """Operations of a graph up to which its program is solved here."""
+
+LARGEST_PLAN = 700
+"""Operations of a plan's graph up to which its program is solved here."""
 
 Paths = dict[tuple[int, int | None], list[Path]]
 """(layer, stage) to the paths there."""
@@ -60,11 +62,12 @@ def thinned(
     else:
         structure = paths_of(scenario, plan)
     best: Evaluation | None = None
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         graph = build_unit(scenario, schedule, structure, unit)
-        if len(graph.operations) > LARGEST:
+        if len(graph.operations) > (LARGEST if plan is None else LARGEST_PLAN):
             return best
-        values, found = _rounded(scenario, schedule, graph, block)
+        tries = 1 if number == 0 and plan is None else TRIES
+        values, found = _rounded(scenario, schedule, graph, block, tries)
         if found is not None and (best is None or found.step_s < best.step_s):
             best = found
         fewer = without_few(structure, graph, values, block) if values else structure
@@ -105,16 +108,14 @@ def without_few(structure: Paths, graph: StepGraph, values: Sequence[float], blo
 
 
 def _rounded(
-    scenario: Scenario, schedule: Schedule, graph: StepGraph, block: int
+    scenario: Scenario, schedule: Schedule, graph: StepGraph, block: int, tries: int
 ) -> tuple[Sequence[float], Evaluation | None]:
     """The program's optimum, and its plan in blocks, with less of a tier where that overflows."""
     capacity = dict(scenario.capacity)
-    margin = block_bytes(scenario, graph)
     count = len(scenario.model.layers)
-    # Rounding moves two paths of a stage by up to a block each.
-    uneven = max(scenario.workload.block - 2 * block, 0)
+    uneven = max(scenario.workload.block - block, 0)
     values: Sequence[float] = ()
-    for _ in range(TRIES):
+    for _ in range(tries):
         stated = program.state(graph, capacity, quality=scenario.quality, block=uneven)
         solution = solved(stated)
         if solution is None:
@@ -135,9 +136,12 @@ def _rounded(
         streamed = [shares[layer % len(shares)] for layer in range(count)]
         found = evaluate(scenario, schedule, allocation, streamed)
         over = found.overflow(scenario.capacity)
+        if over is None and is_even(scenario, found):
+            return values, found
         if over is None:
-            return values, found if is_even(scenario, found) else None
-        capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
+            uneven = max(uneven - block, 0)
+            continue
+        capacity[over[0]] -= over[1]
     return values, None
 
 
