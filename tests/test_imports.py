@@ -57,6 +57,7 @@ LEVELS = [
     },
     {"restored", "restore_search", "restore", "restore_baselines", "break_even"},
     {"solve", "estimate"},
+    {"batching", "batch_scan", "batch_limit", "step_limit"},
     {"throughput", "moves", "generation"},
     {"baselines"},
     {"plan", "plan_file", "document", "planning", "validation_file"},

@@ -11,6 +11,7 @@ import pytest
 from cli_runner import run
 
 from kvplan import solve, throughput
+from kvplan.batching import Batching, with_batching
 from kvplan.errors import InfeasibleError
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
@@ -18,7 +19,6 @@ from kvplan.objective import Objective
 from kvplan.plan_file import decode, encode
 from kvplan.planning import make_plan, replay
 from kvplan.scenario import Options, Scenario
-from kvplan.throughput import Batching, with_batching
 from kvplan.workload import Budgets, Workload
 
 QUICK = Options(stages=(4, 6), queue_depths=(2,), axes=("token",))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvplan import cost, flexgen_policy, kvpr, solve, throughput
 from kvplan.allocation import rounded
+from kvplan.batching import Batching, batching_of, with_batching
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation, evaluate, refuse_overflow
@@ -21,7 +22,6 @@ from kvplan.objective import MICRO_BATCHES, Objective
 from kvplan.peak import peak
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.throughput import Batching, batching_of, with_batching
 from kvplan.units import format_seconds
 
 RULE_OF_THUMB_RATIO = 0.3

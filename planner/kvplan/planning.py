@@ -12,6 +12,7 @@ import msgspec
 from kvplan import generation, throughput
 from kvplan.allocation import Allocation, Segment, tokens_by_path
 from kvplan.baselines import Rung, ladder
+from kvplan.batching import batching_of, with_batching
 from kvplan.document import batch_choice, document, generation_of
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
@@ -25,6 +26,7 @@ from kvplan.regret import as_good
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import Search, search
+from kvplan.step_limit import too_long
 from kvplan.workload import Budgets, Workload
 
 
@@ -69,15 +71,15 @@ def answer(scenario: Scenario, time: str | None = None) -> Answer:
     else:
         asked, found = scenario, search(scenario)
         if not scenario.objective.accepts(found.best.step_s):
-            raise throughput.too_long(scenario, found)
+            raise too_long(scenario, found)
     rungs = ladder(scenario)
     rung = choose(asked, found, rungs)
     best = found.best
     if rung is not None:
         assert rung.evaluation is not None, "only plans that fit are as good"
         best = rung.evaluation
-        if throughput.batching_of(asked) != rung.batching:
-            asked = throughput.with_batching(asked, rung.batching)
+        if batching_of(asked) != rung.batching:
+            asked = with_batching(asked, rung.batching)
             found = search(asked)
     plan = document(asked, found, rung.name if rung else "kvplan", best, rungs, time)
     if choice is not None:

@@ -13,6 +13,20 @@ MAX_RANKS = 64
 MAX_NEW = 1 << 20
 
 
+def tokens_per_s(batch: int, step_s: float, new_tokens: int = 1) -> float:
+    """New tokens of all sequences per second.
+
+    Args:
+        batch: sequences decoded together.
+        step_s: seconds of one step.
+        new_tokens: tokens each sequence decodes in it.
+
+    >>> tokens_per_s(32, 0.25)
+    128.0
+    """
+    return batch * new_tokens / step_s
+
+
 def _whole(field: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(field, value, f"a whole number from {low} to {high}")
