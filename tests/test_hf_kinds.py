@@ -535,3 +535,24 @@ def test_active_weights_of_known_models() -> None:
 )  # fmt: skip
 def test_quantised_weights(quantised: dict[str, Any], dtype: str) -> None:
     assert read(quantization_config=quantised).weight_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        ({}, 4 * 3 * 64 * 32),
+        ({"moe_latent_size": 16}, 4 * 3 * 16 * 32 + 2 * 64 * 16),
+        ({"enable_moe_block": True}, 4 * 3 * 64 * 32 + 3 * 64 * 128 + 4 * 64 + 4),
+        ({"share_expert_dim": 8}, 4 * 3 * 64 * 32 + 3 * 64 * 8),
+    ],
+)
+def test_experts_of_a_latent_and_what_stands_beside_them(
+    more: dict[str, Any], weights: int
+) -> None:
+    """Experts, router and two norms; then projections into a latent, a dense MLP, a shared one."""
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    keys = {**BASE, **moe, "model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+    layer = read_config({**keys, **more}, name="m", source="test").layers[0]
+    assert layer.mlp_params == weights + 64 * 4 + 64
+    assert layer.experts is not None
+    assert layer.intermediate >= 2 * 32 * more.get("moe_latent_size", 64) // 64

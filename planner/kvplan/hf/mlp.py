@@ -18,14 +18,18 @@ ACTIVE = (
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size")
 SHARED_WIDTH = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
-    "shared_intermediate_size",
+    "shared_intermediate_size", "share_expert_dim",
 )  # fmt: skip
 SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts",
                 "num_shared_expert")  # fmt: skip
 
 
 class Mlp(NamedTuple):
-    """Width that one token goes through, weights of all of it, and its experts."""
+    """Width that one token goes through, weights of all of it, and its experts.
+
+    Matrices that are not as wide as the layer count by their products: the width is that of an MLP
+    with as many.
+    """
 
     intermediate: int
     params: int
@@ -73,17 +77,33 @@ def _dense(keys: Keys, traits: Traits, hidden: int, width: int) -> Mlp:
 
 
 def _experts(keys: Keys, traits: Traits, hidden: int, count: int) -> Mlp:
+    """Experts, in the layer's width or in a latent of it, and what every token visits beside them.
+
+    Source of the latent: Nemotron 3 Super; transformers 5.24, NemotronHMoE. Of the MLP beside all
+    experts: Gemma 4; transformers 5.24, Gemma4TextDecoderLayer.
+    """
     active = keys.uniform(ACTIVE, count)
     if active is None:
         active = keys.whole(ACTIVE, count) if keys.weights else 1
     width = keys.uniform(EXPERT_WIDTH, MAX_WIDTH) or keys.weight(INNER, MAX_WIDTH)
-    up = 2 if traits.gated else 1
-    each = hidden * width * (up + 1) + traits.expert_bias * (up * width + hidden)
+    matrices = 3 if traits.gated else 2
+    latent = keys.maybe("moe_latent_size", MAX_WIDTH)
+    inner = latent or hidden
+    each = inner * width * matrices + traits.expert_bias * ((matrices - 1) * width + inner)
     router = hidden * count + count * (traits.expert_bias or traits.router_bias)
     shared = width if traits.shared_expert else _shared_width(keys, width)
-    around = hidden * shared * (up + 1) + (hidden if traits.shared_gate and shared else 0)
+    around = hidden * shared * matrices + (hidden if traits.shared_gate and shared else 0)
+    met = active * width + shared
+    if latent:
+        around += 2 * hidden * latent
+        met = shared + -(-(active * width * latent * matrices + 2 * hidden * latent)
+                         // (hidden * matrices))  # fmt: skip
+    if keys.flag("enable_moe_block", False):
+        beside = _dense(keys, traits, hidden, keys.weight(INNER, MAX_WIDTH))
+        around += beside.params + 4 * hidden + count  # three norms and the router's two scales
+        met += beside.intermediate
     experts = Experts(count=count, active=active, params=each)
-    return Mlp(active * width + shared, count * each + router + around, experts)
+    return Mlp(met, count * each + router + around, experts)
 
 
 def _shared_width(keys: Keys, width: int) -> int:
