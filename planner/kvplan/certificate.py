@@ -4,7 +4,8 @@ The fluid program charges the fixed part of an operation in proportion to its vo
 it could be. That is little where only a small share of the tokens is staged. No stage is larger
 than the largest one, whose size the staging buffers have; so that size is cut into intervals. In
 each one the fixed parts weigh as much as its upper end says, and the buffers take the HBM that its
-lower end says, until every interval's bound is above the target.
+lower end says, until every interval's bound is above the target. Waits are what the mixture of a
+schedule's layers adds to that.
 """
 
 from __future__ import annotations
