@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from cli_runner import run
 
-from kvplan.analyze import Analysis, analyze
+from kvplan.analysis import Analysis
+from kvplan.analyze import analyze
 from kvplan.errors import InputError
 from kvplan.hardware_library import load_hardware
 from kvplan.profiler_trace import decode_profile, read_profile

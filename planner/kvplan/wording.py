@@ -9,8 +9,8 @@ from kvplan.plan import GenerationPlan, HardwareInput, LayerDecision, Plan
 from kvplan.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from kvplan.analyze import Copies
     from kvplan.model import ModelSpec
+    from kvplan.traced_copies import Copies
 
 _VERBS = {
     "resident": "keep {} in HBM", "fetch": "fetch {}", "recompute": "recompute {}",

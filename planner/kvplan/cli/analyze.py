@@ -13,8 +13,9 @@ from kvplan.cli.values import whole_number
 from kvplan.errors import InputError
 
 if TYPE_CHECKING:
-    from kvplan.analyze import Analysis, Copies
+    from kvplan.analysis import Analysis
     from kvplan.profiler_trace import Profile
+    from kvplan.traced_copies import Copies
 
 EPILOG = """
 A trace is what `torch.profiler` writes with `export_chrome_trace` (with CUDA activities), an

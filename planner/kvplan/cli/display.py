@@ -14,7 +14,7 @@ from kvplan.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvplan.analyze import Analysis
+    from kvplan.analysis import Analysis
     from kvplan.baselines import Rung
     from kvplan.evaluate import Evaluation
     from kvplan.plan import GenerationPlan, Plan
