@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.baselines import BASELINES, Played, at_batch, ladder
+from kvplan.baselines import BASELINES, at_batch, ladder
 from kvplan.errors import InputError
 from kvplan.flexgen import (
     Percentages,
@@ -16,6 +16,7 @@ from kvplan.flexgen import (
     weight_shares,
 )
 from kvplan.flexgen_policy import Estimate, Rates, Task, estimate, search
+from kvplan.forced import Played
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.scenario import Options, Scenario

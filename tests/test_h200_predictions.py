@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kvplan.baselines import forced
 from kvplan.datafiles import data_dir
 from kvplan.evaluate import Evaluation
+from kvplan.forced import forced
 from kvplan.hardware_library import load_hardware
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.scenario import Scenario

@@ -58,8 +58,8 @@ LEVELS = [
     {"restored", "restore_search", "restore", "restore_baselines", "break_even"},
     {"solve", "estimate"},
     {"batching", "batch_scan", "batch_limit", "step_limit"},
-    {"throughput", "moves", "generation"},
-    {"baselines"},
+    {"throughput", "moves", "generation", "forced"},
+    {"kvpr_baseline", "flexgen_baseline", "baselines"},
     {"plan", "plan_file", "document", "planning", "validation_file"},
     {"restore_plan", "restore_document"},
 ]

@@ -13,12 +13,12 @@ from strategies import LINKED, examples, ideal, layer, magnitudes, model
 
 from kvplan import kvpr
 from kvplan.allocation import tokens_by_path
-from kvplan.baselines import kvpr_layer, kvpr_pipelined, kvpr_serial
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation
 from kvplan.hardware import override
 from kvplan.hardware_library import load_hardware
 from kvplan.kvpr import Layer, pipelined_split, serial_split
+from kvplan.kvpr_baseline import kvpr_layer, kvpr_pipelined, kvpr_serial
 from kvplan.model_library import load_model, model_names
 from kvplan.scenario import Options, Scenario
 from kvplan.solve import search

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from strategies import examples, ideal, layer, layers, model, profiles
 
 from kvplan.allocation import Segment, tokens_by_path
-from kvplan.baselines import forced
 from kvplan.curve import affine
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation, evaluate
+from kvplan.forced import forced
 from kvplan.hardware import HardwareProfile, Provenance
 from kvplan.model import LayerSpec
 from kvplan.paths import REGISTRY, Leg, Path, find, undominated

@@ -15,10 +15,10 @@ import pytest
 from cli_runner import run
 
 from kvplan import pictures
-from kvplan.baselines import forced
 from kvplan.errors import InputError
 from kvplan.estimate import estimate
 from kvplan.evaluate import Evaluation
+from kvplan.forced import forced
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.pictures import heat, lanes, pareto, ratio, roof, shares, style, tiers

@@ -11,9 +11,9 @@ torch: Any = pytest.importorskip("torch", reason="the runtime needs torch")
 
 from test_runtime import small_model  # noqa: E402
 
-from kvplan.baselines import forced  # noqa: E402
 from kvplan.errors import InputError, ResourceError  # noqa: E402
 from kvplan.evaluate import Evaluation  # noqa: E402
+from kvplan.forced import forced  # noqa: E402
 from kvplan.hardware_library import load_hardware  # noqa: E402
 from kvplan.scenario import Scenario  # noqa: E402
 from kvplan.schedule import Schedule  # noqa: E402

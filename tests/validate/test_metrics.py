@@ -20,10 +20,10 @@ torch: Any = pytest.importorskip("torch", reason="the runtime needs torch")
 from plugin_cli import run  # noqa: E402
 from test_runtime import small_model  # noqa: E402
 
-from kvplan.baselines import forced  # noqa: E402
 from kvplan.curve import affine  # noqa: E402
 from kvplan.errors import InputError  # noqa: E402
 from kvplan.evaluate import Evaluation  # noqa: E402
+from kvplan.forced import forced  # noqa: E402
 from kvplan.graph import Operation  # noqa: E402
 from kvplan.hardware_library import load_hardware  # noqa: E402
 from kvplan.model_library import load_model  # noqa: E402

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
 from kvplan import candidates, kvpr, wording
-from kvplan.baselines import RULE_OF_THUMB_RATIO, kvpr_layer
+from kvplan.baselines import RULE_OF_THUMB_RATIO
+from kvplan.kvpr_baseline import kvpr_layer
 from kvplan.paths import REGISTRY, Path
 from kvplan.plan import Plan
 from kvplan.planning import scenario_of, schedule_of

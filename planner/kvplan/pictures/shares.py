@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
 from kvplan import kvpr, wording
-from kvplan.baselines import kvpr_layer
+from kvplan.kvpr_baseline import kvpr_layer
 from kvplan.plan import Plan
 from kvplan.planning import scenario_of
 
