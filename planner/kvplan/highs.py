@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 FEASIBILITY_TOLERANCE = 1e-10
 
+LARGE_ROWS = 500
+"""Rows above which a program is presolved and solved by the primal simplex, which take longer than
+they save on small ones.
+"""
+
+DUAL, PRIMAL = 1, 4
+"""HiGHS's numbers for the two."""
+
 Limits = Sequence[tuple[float, float | None]]
 """Least and most of each column; None for no limit."""
 
@@ -116,6 +124,9 @@ def minimise(cost: Mapping[int, float], rows: Rows, limits: Limits) -> Optimum |
     import highspy
 
     solver = _solver()
+    large = len(rows.most) > LARGE_ROWS
+    solver.setOptionValue("presolve", "on" if large else "off")
+    solver.setOptionValue("simplex_strategy", PRIMAL if large else DUAL)
     _pass(solver, cost, rows, limits)
     solver.run()
     status = solver.getModelStatus()
@@ -162,14 +173,10 @@ def minimise_whole(
 
 
 def _solver() -> Highs:
-    """This thread's solver of linear programs.
-
-    Most programs here are so small that presolving takes longer than solving.
-    """
+    """This thread's solver of linear programs."""
     if not hasattr(_kept, "solver"):
         solver = _made()
         solver.setOptionValue("solver", "simplex")
-        solver.setOptionValue("presolve", "off")
         solver.setOptionValue("primal_feasibility_tolerance", FEASIBILITY_TOLERANCE)
         solver.setOptionValue("dual_feasibility_tolerance", FEASIBILITY_TOLERANCE)
         _kept.solver = solver
