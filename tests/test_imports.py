@@ -30,7 +30,7 @@ LEVELS = [
         "regret",
         "gap",
     },
-    {"hardware_parts", "slot", "link", "disk", "peer", "tier", "limits", "layer"},
+    {"hardware_parts", "slot", "link", "disk", "peer", "tier", "limits", "layer_parts", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},
     {"prefix", "hits"},
     {"hardware_table", "hardware_file", "hardware_library", "hf", "model_library"},

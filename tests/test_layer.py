@@ -12,7 +12,8 @@ from strategies import ideal, layer, model
 from kvplan import cost
 from kvplan.errors import InputError
 from kvplan.evaluate import evaluate
-from kvplan.layer import Experts, Latent, LayerSpec, State
+from kvplan.layer import LayerSpec
+from kvplan.layer_parts import Experts, Latent, State
 from kvplan.plan_file import decode, encode
 from kvplan.planning import make_plan, replay
 from kvplan.scenario import Scenario

@@ -14,7 +14,8 @@ from typing import Literal
 
 from kvplan.errors import InputError
 from kvplan.formats import FORMATS, INDEXES, Format, whole_blocks
-from kvplan.layer import RECURRENT_BYTES, LayerSpec
+from kvplan.layer import LayerSpec
+from kvplan.layer_parts import RECURRENT_BYTES
 from kvplan.limits import MAX_TOKENS
 from kvplan.model import ModelSpec
 

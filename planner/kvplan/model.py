@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from kvplan.errors import InputError
-from kvplan.layer import Experts, Latent, LayerSpec, State, _llama3_layer  # noqa: F401 (examples)
+from kvplan.layer import LayerSpec, _llama3_layer  # noqa: F401 (examples)
+from kvplan.layer_parts import Experts, Latent, State
 from kvplan.limits import (
     MAX_LAYERS,
     MAX_PARAMS,

@@ -142,7 +142,8 @@ def _model(name: str | None, geometry: dict[str, str | None]) -> ModelSpec:
 
 def _explicit(geometry: dict[str, str | None]) -> ModelSpec:
     """A model of the layers that options describe."""
-    from kvplan.layer import Latent, LayerSpec
+    from kvplan.layer import LayerSpec
+    from kvplan.layer_parts import Latent
     from kvplan.model import ModelSpec
 
     def number(option: str, high: int, default: int | None = None) -> int:
