@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.cli.completion import complete_gpu
+from kvplan.cli.declarations import gpu_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import whole_number
 from kvplan.errors import InputError
@@ -30,16 +30,7 @@ Examples:
 """
 
 File = Annotated[str, typer.Argument(metavar="TRACE", help="A trace in JSON; - is stdin.")]
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        "-g",
-        metavar="NAME|PATH",
-        autocompletion=complete_gpu,
-        help="The machine, to say what its link could do.",
-    ),
-]
+Gpu = Annotated[str | None, gpu_option(help="The machine, to say what its link could do.")]
 Steps = Annotated[
     str | None,
     typer.Option(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kvplan.cli.declarations import PlanOutput
 from kvplan.cli.options import Request, asks
 from kvplan.cli.output import Json
-from kvplan.cli.solve import Output, planned, show
+from kvplan.cli.solve import planned, show
 
 EPILOG = """
 Examples:
@@ -18,7 +19,7 @@ Examples:
 
 
 @asks
-def compare(request: Request, output: Output = None, as_json: Json = False) -> None:
+def compare(request: Request, output: PlanOutput = None, as_json: Json = False) -> None:
     """Show every baseline, what each gains over the one before, and the chosen plan last.
 
     With --objective throughput every baseline has the batch that is best for it.

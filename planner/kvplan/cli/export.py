@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvplan.cli.completion import complete_runtime
+from kvplan.cli.declarations import output_option
 from kvplan.cli.output import Json, check_writable, print_json, say
 from kvplan.errors import InputError
 
@@ -41,9 +42,8 @@ PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file; - is
 To = Annotated[str, typer.Option(
     "--to", metavar="RUNTIME", autocompletion=complete_runtime,
     help="Such as vllm, lmcache or sglang; any other word lists all.")]
-Output = Annotated[str | None, typer.Option(
-    "--output", "-o", metavar="FILE|DIR", rich_help_panel="Output",
-    help="Write the file, or its usual name into a folder. [default: only print]")]
+Output = Annotated[str | None, output_option(
+    "Write the file, or its usual name into a folder. [default: only print]", "FILE|DIR")]
 Ranks = Annotated[int | None, _option(
     "--tp", "--ranks", metavar="N", help="Tensor-parallel ranks on this host that share the plan's "
     "K and V. [default: the plan's]")]

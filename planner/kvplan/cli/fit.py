@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from kvplan.cli.completion import complete_gpu, complete_model
+from kvplan.cli.declarations import ASKED, MEMORY, MOST_RANKS, Gpu, Model, panel_option
 from kvplan.cli.host import refusal
-from kvplan.cli.options import as_option, panel_option
+from kvplan.cli.options import as_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import share, whole_number
 from kvplan.errors import InputError
@@ -26,22 +26,17 @@ Examples:
   kvplan fit --model llama-3.1-70b --gpu h100 --tp 2 --weights-dtype fp8 --batch 16 --json
 """
 
-_ASKED, _LOAD, _MEMORY, _HOST = "Model and machine", "Workload", "Memory", "Host"
-MOST_RANKS = 1024
+_LOAD, _HOST = "Workload", "Host"
 
 
 # fmt: off
 def fit(
-    model: Annotated[str, panel_option(
-        _ASKED, "--model", "-m", metavar="NAME|PATH", autocompletion=complete_model,
-        help="Name, or a config.json; `kvplan models` lists names.")],
-    gpu: Annotated[str, panel_option(
-        _ASKED, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
-        help="Name, or a .toml profile; `kvplan gpus` lists names.")],
+    model: Model,
+    gpu: Gpu,
     tp: Annotated[str, panel_option(
-        _ASKED, "--tp", metavar="N", help="GPUs that each layer's heads are divided over.")] = "1",
+        ASKED, "--tp", metavar="N", help="GPUs that each layer's heads are divided over.")] = "1",
     pp: Annotated[str, panel_option(
-        _ASKED, "--pp", metavar="N", help="GPUs that the layers are divided over.")] = "1",
+        ASKED, "--pp", metavar="N", help="GPUs that the layers are divided over.")] = "1",
     context: Annotated[str | None, panel_option(
         _LOAD, "--context", metavar="TOKENS", help="Tokens per sequence, or several between "
         "commas. [default: the longest that fits]")] = None,
@@ -61,18 +56,18 @@ def fit(
         _LOAD, "--chunk-above", metavar="TOKENS", help="Cut prompts only where the longest "
         "context is above this, as some engines do.")] = "0",
     memory: Annotated[str | None, panel_option(
-        _MEMORY, "--memory", metavar="SIZE", help="GPU memory as the engine sees it. "
+        MEMORY, "--memory", metavar="SIZE", help="GPU memory as the engine sees it. "
         "[default: of the profile]")] = None,
     utilisation: Annotated[str, panel_option(
-        _MEMORY, "--utilisation", "--utilization", metavar="SHARE",
+        MEMORY, "--utilisation", "--utilization", metavar="SHARE",
         help="Share of the card's memory that the engine takes.")] = "0.9",
     reserve: Annotated[str, panel_option(
-        _MEMORY, "--reserve", metavar="SIZE", help="Kept free of that share.")] = "0",
+        MEMORY, "--reserve", metavar="SIZE", help="Kept free of that share.")] = "0",
     weights_bytes: Annotated[str | None, panel_option(
-        _MEMORY, "--weights-bytes", metavar="SIZE", help="Weights of all GPUs together, or of one: "
+        MEMORY, "--weights-bytes", metavar="SIZE", help="Weights of all GPUs together, or of one: "
         "7.5GiB/rank. [default: counted from the model]")] = None,
     weights_dtype: Annotated[str | None, panel_option(
-        _MEMORY, "--weights-dtype", metavar="FORMAT", help="Format of the weights: bf16, fp8, "
+        MEMORY, "--weights-dtype", metavar="FORMAT", help="Format of the weights: bf16, fp8, "
         "int8, gptq, awq, nf4, fp4. [default: the model's]")] = None,
     host_cache: Annotated[str | None, panel_option(
         _HOST, "--host-cache", metavar="SIZE", help="Host memory for KV, of all GPUs together; "
@@ -83,12 +78,12 @@ def fit(
         _HOST, "--host-memory", metavar="SIZE", help="Memory the host has free. "
         "[default: of the profile]")] = None,
     activation_peak: Annotated[str | None, panel_option(
-        _MEMORY, "--activation-peak", metavar="SIZE", help="Activations of the longest prefill. "
+        MEMORY, "--activation-peak", metavar="SIZE", help="Activations of the longest prefill. "
         "[default: estimated]")] = None,
     non_torch: Annotated[str, panel_option(
-        _MEMORY, "--non-torch", metavar="SIZE", help="CUDA context and libraries.")] = "0.4GiB",
+        MEMORY, "--non-torch", metavar="SIZE", help="CUDA context and libraries.")] = "0.4GiB",
     block_size: Annotated[str, panel_option(
-        _MEMORY, "--block-size", metavar="TOKENS", help="Tokens per block of the cache.")] = "16",
+        MEMORY, "--block-size", metavar="TOKENS", help="Tokens per block of the cache.")] = "16",
     as_json: Json = False,
 ) -> None:
     """Say how much context x batch fits on a card beside the weights, and what is the limit.

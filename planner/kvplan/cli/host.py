@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kvplan.cli.completion import complete_gpu
-from kvplan.cli.options import as_option, panel_option
+from kvplan.cli.declarations import MOST_RANKS, gpu_option, panel_option
+from kvplan.cli.options import as_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import whole_number
 from kvplan.errors import InfeasibleError, InputError
@@ -28,7 +28,6 @@ Without figures it reads those of this machine: /proc/meminfo and the memory cgr
 """
 
 _CACHE, _HOST = "Cache", "Host"
-MOST_RANKS = 1024
 
 
 # fmt: off
@@ -65,9 +64,8 @@ def host(
     wsl: Annotated[bool, panel_option(
         _HOST, "--wsl",
         help="A Windows host, or Linux under it. [default: as this machine]")] = False,
-    gpu: Annotated[str | None, panel_option(
-        _HOST, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
-        help="Show the rate of its link from this memory.")] = None,
+    gpu: Annotated[str | None, gpu_option(
+        _HOST, "Show the rate of its link from this memory.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say how much host memory a cache may take, and whether a wanted one fits and what it costs.

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kvplan.cli.completion import complete_model
-from kvplan.cli.options import as_option, panel_option
+from kvplan.cli.declarations import panel_option
+from kvplan.cli.options import as_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import whole_number
 from kvplan.errors import InputError

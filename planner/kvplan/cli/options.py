@@ -9,18 +9,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
-import typer
-
-from kvplan.cli.completion import complete_gpu, complete_model
+from kvplan.cli.declarations import (
+    ASKED,
+    FIGURES,
+    MEMORY,
+    Flops,
+    Gpu,
+    H2d,
+    Hbm,
+    HbmBandwidth,
+    Model,
+    Reserve,
+    Utilisation,
+    kv_dtype_option,
+    mode_option,
+    panel_option,
+)
 from kvplan.errors import InputError
 
-_ASKED, _LOAD, _MEMORY = "Model and machine", "Workload", "Memory"
-_SEARCH, _FIGURES = "Search", "Figures of the machine, changed"
-
-
-def panel_option(panel: str, *names: str, metavar: str | None = None, **more: Any) -> Any:
-    """An option under a heading of the help."""
-    return typer.Option(*names, rich_help_panel=panel, metavar=metavar, **more)
+_LOAD, _SEARCH = "Workload", "Search"
 
 
 # fmt: off
@@ -28,12 +35,8 @@ def panel_option(panel: str, *names: str, metavar: str | None = None, **more: An
 class Request:
     """What was typed: one field per option, in the order of the help."""
 
-    model: Annotated[str, panel_option(
-        _ASKED, "--model", "-m", metavar="NAME|PATH", autocompletion=complete_model,
-        help="Name, or a config.json; `kvplan models` lists names.")]
-    gpu: Annotated[str, panel_option(
-        _ASKED, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
-        help="Name, or a .toml profile; `kvplan gpus` lists names.")]
+    model: Model
+    gpu: Gpu
     batch: Annotated[str | None, panel_option(
         _LOAD, "--batch", metavar="N", help="Sequences decoded together. With --objective "
         "throughput the most that may be, a range such as 8..64, or auto. [default: 32; auto]",
@@ -54,11 +57,9 @@ class Request:
         _LOAD, "--segments", metavar="N", help="Plan the whole generation, in N segments with "
         "decisions of their own, or auto. [default: only the last step is planned]")] = None
     tp: Annotated[str, panel_option(
-        _ASKED, "--tp", metavar="N", help="GPUs that share every layer (tensor parallelism).",
+        ASKED, "--tp", metavar="N", help="GPUs that share every layer (tensor parallelism).",
         )] = "1"
-    kv_dtype: Annotated[str, panel_option(
-        _LOAD, "--kv-dtype", metavar="FORMAT",
-        help="Format of the cache: fp16, bf16, fp8, fp32.")] = "fp16"
+    kv_dtype: Annotated[str, kv_dtype_option(_LOAD)] = "fp16"
     block: Annotated[str, panel_option(
         _LOAD, "--block", metavar="TOKENS", help="Tokens that share one decision.")] = "64"
     micro_batches: Annotated[str | None, panel_option(
@@ -70,23 +71,19 @@ class Request:
     source_tokens: Annotated[str | None, panel_option(
         _LOAD, "--source-tokens", metavar="TOKENS", help="Tokens of the source (text, sound, "
         "image) that cross-attention reads. [default: what the model fixes]")] = None
-    hbm: Annotated[str | None, panel_option(
-        _MEMORY, "--hbm", metavar="SIZE", help="Most GPU memory to use, such as 40GiB.")] = None
-    utilisation: Annotated[str, panel_option(
-        _MEMORY, "--utilisation", metavar="SHARE",
-        help="Share of the card's memory that may be used.")] = "0.9"
-    reserve: Annotated[str, panel_option(
-        _MEMORY, "--reserve", metavar="SIZE", help="GPU memory kept free on top.")] = "0"
+    hbm: Hbm = None
+    utilisation: Utilisation = "0.9"
+    reserve: Reserve = "0"
     dram: Annotated[str | None, panel_option(
-        _MEMORY, "--dram", metavar="SIZE", help="Host memory to use. [default: all]")] = None
+        MEMORY, "--dram", metavar="SIZE", help="Host memory to use. [default: all]")] = None
     pinned: Annotated[str | None, panel_option(
-        _MEMORY, "--pinned", metavar="SIZE",
+        MEMORY, "--pinned", metavar="SIZE",
         help="Most of it that may be page-locked. [default: all]")] = None
     uplink: Annotated[str | None, panel_option(
-        _MEMORY, "--uplink", metavar="RATE", help="What all GPUs of --tp together get from host "
+        MEMORY, "--uplink", metavar="RATE", help="What all GPUs of --tp together get from host "
         "memory, such as 25GB/s. [default: each its own link]")] = None
     disk: Annotated[str, panel_option(
-        _MEMORY, "--disk", metavar="SIZE", help="Disk to use; 0 uses none.")] = "0"
+        MEMORY, "--disk", metavar="SIZE", help="Disk to use; 0 uses none.")] = "0"
     allow: Annotated[str | None, panel_option(
         _SEARCH, "--allow", metavar="FORMATS", help="Inexact formats that blocks may be stored in: "
         "int8,int4; int8:0.5 is at most half of the tokens. [default: exact only]")] = None
@@ -105,9 +102,7 @@ class Request:
     boundary: Annotated[str, panel_option(
         _SEARCH, "--boundary", metavar="overlap|barrier",
         help="Whether copies for the next step may start in the tail of this one.")] = "overlap"
-    mode: Annotated[str, panel_option(
-        _SEARCH, "--mode", metavar="graph|eager",
-        help="CUDA graph, or kernels launched one by one.")] = "graph"
+    mode: Annotated[str, mode_option(_SEARCH)] = "graph"
     weights: Annotated[str, panel_option(
         _SEARCH, "--weights", metavar="auto|resident|streamed",
         help="auto streams them only where they do not fit.")] = "auto"
@@ -125,18 +120,13 @@ class Request:
         _SEARCH, "--max-step-latency", "--slo", metavar="TIME",
         help="Longest decode step (TPOT) that is accepted, such as 100ms.")] = None
     link: Annotated[str | None, panel_option(
-        _FIGURES, "--link", metavar="SLOT", help="PCIe slot of the GPU, such as pcie4x8: the "
+        FIGURES, "--link", metavar="SLOT", help="PCIe slot of the GPU, such as pcie4x8: the "
         "profile's rates move in proportion.")] = None
-    h2d: Annotated[str | None, panel_option(
-        _FIGURES, "--h2d", metavar="RATE", help="Link to the GPU, such as 25GB/s.")] = None
-    flops: Annotated[str | None, panel_option(
-        _FIGURES, "--flops", metavar="RATE",
-        help="Achieved fp16 rate, such as 250TFLOP/s.")] = None
-    hbm_bandwidth: Annotated[str | None, panel_option(
-        _FIGURES, "--hbm-bandwidth", metavar="RATE",
-        help="GPU memory, such as 1.5TB/s.")] = None
+    h2d: H2d = None
+    flops: Flops = None
+    hbm_bandwidth: HbmBandwidth = None
     host_attention: Annotated[str | None, panel_option(
-        _FIGURES, "--host-attention", metavar="RATE",
+        FIGURES, "--host-attention", metavar="RATE",
         help="Attention on the CPU, such as 70GB/s.")] = None
 # fmt: on
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvplan.cli.declarations import output_option
 from kvplan.cli.output import Json, check_writable, print_json, say
 from kvplan.errors import InputError
 
@@ -46,16 +47,7 @@ Named = Annotated[str, typer.Argument(metavar="KIND", help="What to show; see be
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="A plan, or what KIND reads; - is stdin.")
 ]
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        rich_help_panel="Output",
-        help="Picture to write: .png, .svg or .pdf.",
-    ),
-]
+Output = Annotated[str | None, output_option("Picture to write: .png, .svg or .pdf.")]
 Measured = Annotated[
     str | None,
     typer.Option(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvplan.cli.declarations import output_option
 from kvplan.cli.output import Json, check_writable, print_json, say
 from kvplan.errors import InputError
 
@@ -18,16 +19,7 @@ Examples:
 """
 
 File = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file; - is stdin.")]
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        rich_help_panel="Output",
-        help="HTML file to write; it needs nothing else.",
-    ),
-]
+Output = Annotated[str | None, output_option("HTML file to write; it needs nothing else.")]
 Measured = Annotated[
     str | None,
     typer.Option(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli.declarations import PlanOutput
 from kvplan.cli.options import asks_for
 from kvplan.cli.output import Json, check_writable, say
 from kvplan.cli.restore_options import SPELLED, RestoreRequest, question_of
-from kvplan.cli.solve import Output
 from kvplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Trace = Annotated[
 
 @asks_for(RestoreRequest, SPELLED)
 def restore(
-    request: RestoreRequest, output: Output = None, trace: Trace = None, as_json: Json = False
+    request: RestoreRequest, output: PlanOutput = None, trace: Trace = None, as_json: Json = False
 ) -> None:
     """Find the fastest way to bring a known prefix back, and where ways break even.
 

@@ -5,8 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from kvplan.cli.completion import complete_gpu, complete_model
-from kvplan.cli.options import panel_option
+from kvplan.cli.declarations import (
+    ASKED,
+    FIGURES,
+    MEMORY,
+    MOST_RANKS,
+    Flops,
+    Gpu,
+    H2d,
+    Hbm,
+    HbmBandwidth,
+    Model,
+    Reserve,
+    Utilisation,
+    kv_dtype_option,
+    mode_option,
+    panel_option,
+)
 from kvplan.cli.question import is_profile_path, text_of
 from kvplan.cli.values import share, share_below_one, whole_number, words
 from kvplan.formats import cache_dtype
@@ -15,10 +30,7 @@ from kvplan.units import parse_bytes, parse_flops, parse_rate, parse_token_rate,
 if TYPE_CHECKING:
     from kvplan.restoration import Restoration
 
-_ASKED, _LOAD, _STORE = "Model and machine", "Requests", "Store"
-_USE, _MEMORY, _FIGURES = "Computing", "Memory", "Figures of the machine, changed"
-
-MOST_RANKS = 1024
+_LOAD, _STORE, _USE = "Requests", "Store", "Computing"
 
 
 # fmt: off
@@ -26,14 +38,10 @@ MOST_RANKS = 1024
 class RestoreRequest:
     """What was typed: one field per option, in the order of the help."""
 
-    model: Annotated[str, panel_option(
-        _ASKED, "--model", "-m", metavar="NAME|PATH", autocompletion=complete_model,
-        help="Name, or a config.json; `kvplan models` lists names.")]
-    gpu: Annotated[str, panel_option(
-        _ASKED, "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
-        help="Name, or a .toml profile; `kvplan gpus` lists names.")]
+    model: Model
+    gpu: Gpu
     tp: Annotated[str, panel_option(
-        _ASKED, "--tp", metavar="N",
+        ASKED, "--tp", metavar="N",
         help="Ranks that heads and MLP are divided over; figures are of one rank.")] = "1"
     prefix: Annotated[str, panel_option(
         _LOAD, "--prefix", metavar="TOKENS", help="Known tokens: 4096, 32k.")]
@@ -51,9 +59,7 @@ class RestoreRequest:
         _STORE, "--ways", metavar="NAMES",
         help="Only these; rebuild needs activations to have been stored.",
         )] = "load,recompute,rebuild,split"
-    kv_dtype: Annotated[str, panel_option(
-        _STORE, "--kv-dtype", metavar="FORMAT",
-        help="Format of the cache: fp16, bf16, fp8, fp32.")] = "fp16"
+    kv_dtype: Annotated[str, kv_dtype_option(_STORE)] = "fp16"
     stored_as: Annotated[str | None, panel_option(
         _STORE, "--stored-as", metavar="FORMAT", help="Smaller format that K and V are stored in: "
         "int8 or int4. [default: as in the cache]")] = None
@@ -70,41 +76,31 @@ class RestoreRequest:
     overlap: Annotated[bool, panel_option(
         _USE, "--overlap/--no-overlap",
         help="Whether new tokens are computed layer by layer as K and V arrive.")] = True
-    mode: Annotated[str, panel_option(
-        _USE, "--mode", metavar="graph|eager",
-        help="CUDA graph, or kernels launched one by one.")] = "graph"
+    mode: Annotated[str, mode_option(_USE)] = "graph"
     gpu_busy: Annotated[str, panel_option(
         _USE, "--gpu-busy", metavar="SHARE", help="Share of the GPU's time others take.")] = "0"
     link_busy: Annotated[str, panel_option(
         _USE, "--link-busy", metavar="SHARE", help="Share of the link's time others take.")] = "0"
-    hbm: Annotated[str | None, panel_option(
-        _MEMORY, "--hbm", metavar="SIZE", help="Most GPU memory to use, such as 40GiB.")] = None
-    utilisation: Annotated[str, panel_option(
-        _MEMORY, "--utilisation", metavar="SHARE",
-        help="Share of the card's memory that may be used.")] = "0.9"
-    reserve: Annotated[str, panel_option(
-        _MEMORY, "--reserve", metavar="SIZE", help="GPU memory kept free on top.")] = "0"
+    hbm: Hbm = None
+    utilisation: Utilisation = "0.9"
+    reserve: Reserve = "0"
     dram: Annotated[str | None, panel_option(
-        _MEMORY, "--dram", metavar="SIZE",
+        MEMORY, "--dram", metavar="SIZE",
         help="Host memory of the store, all ranks together. [default: all]")] = None
-    h2d: Annotated[str | None, panel_option(
-        _FIGURES, "--h2d", metavar="RATE", help="Link to the GPU, such as 25GB/s.")] = None
+    h2d: H2d = None
     disk_bandwidth: Annotated[str | None, panel_option(
-        _FIGURES, "--disk-bandwidth", metavar="RATE", help="Reads, such as 6GB/s.")] = None
+        FIGURES, "--disk-bandwidth", metavar="RATE", help="Reads, such as 6GB/s.")] = None
     pageable_bandwidth: Annotated[str | None, panel_option(
-        _FIGURES, "--pageable-bandwidth", metavar="RATE",
+        FIGURES, "--pageable-bandwidth", metavar="RATE",
         help="Copies from memory that is not pinned.")] = None
-    flops: Annotated[str | None, panel_option(
-        _FIGURES, "--flops", metavar="RATE",
-        help="Achieved fp16 rate, such as 250TFLOP/s.")] = None
+    flops: Flops = None
     attention_flops: Annotated[str | None, panel_option(
-        _FIGURES, "--attention-flops", metavar="RATE",
+        FIGURES, "--attention-flops", metavar="RATE",
         help="Prefill attention. [default: 0.8 of --flops]")] = None
     prefill_rate: Annotated[str | None, panel_option(
-        _FIGURES, "--prefill-rate", metavar="TOKENS/S",
+        FIGURES, "--prefill-rate", metavar="TOKENS/S",
         help="Measured rate of computing this prefix, such as 37000.")] = None
-    hbm_bandwidth: Annotated[str | None, panel_option(
-        _FIGURES, "--hbm-bandwidth", metavar="RATE", help="GPU memory, such as 1.5TB/s.")] = None
+    hbm_bandwidth: HbmBandwidth = None
 # fmt: on
 
 

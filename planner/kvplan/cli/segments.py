@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from kvplan.cli.declarations import PlanOutput
 from kvplan.cli.output import Json, check_writable, print_json
 from kvplan.cli.simulate import PlanFile, read_plan_or_stdin
-from kvplan.cli.solve import Output, show
+from kvplan.cli.solve import show
 from kvplan.cli.values import whole_number
 from kvplan.errors import InputError
 
@@ -28,7 +29,7 @@ Take = Annotated[
 
 
 def segments(
-    file: PlanFile, take: Take = None, output: Output = None, as_json: Json = False
+    file: PlanFile, take: Take = None, output: PlanOutput = None, as_json: Json = False
 ) -> None:
     """Show the segments of a plan made with --segments, or take one as a plan of its own."""
     check_writable(output, "-o")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from kvplan.cli.completion import complete_gpu
+from kvplan.cli.declarations import gpu_option
 from kvplan.cli.output import Json, check_writable, print_json, say
 from kvplan.errors import InfeasibleError, InputError
 
@@ -34,13 +34,7 @@ SAME = 1e-9
 
 PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file; - is stdin.")]
 
-Gpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
-        help="Another machine. [default: the plan's own]",
-    ),
-]  # fmt: skip
+Gpu = Annotated[str | None, gpu_option(help="Another machine. [default: the plan's own]")]
 
 Trace = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.cli.declarations import PlanOutput
 from kvplan.cli.options import Request, asks
 from kvplan.cli.output import Json, check_writable, say
 from kvplan.cli.question import scenario_of
@@ -27,15 +28,6 @@ Examples:
   kvplan solve --model llama-7b --gpu a100 --context 1k --gen 1k --segments auto
   kvplan solve --model opt-30b --gpu a100 --hbm 30GiB --h2d 20GB/s -o plan.json --json
 """
-
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "-o", "--output", metavar="FILE", rich_help_panel="Output",
-        help="Write the plan to a file; - is stdout.",
-    ),
-]  # fmt: skip
-
 
 Statement = Annotated[
     str | None,
@@ -98,7 +90,7 @@ def show(plan: Plan) -> None:
 
 @asks
 def solve(
-    request: Request, output: Output = None, program: Statement = None, as_json: Json = False
+    request: Request, output: PlanOutput = None, program: Statement = None, as_json: Json = False
 ) -> None:
     """Find the fastest plan for a model on a machine, and what limits it.
 

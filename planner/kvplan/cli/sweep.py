@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvplan.cli.declarations import output_option
 from kvplan.cli.options import Request, as_typed, asks
 from kvplan.cli.output import Json, check_writable, print_json, say
 from kvplan.cli.values import whole_number
@@ -40,13 +41,9 @@ Examples:
 
 Output = Annotated[
     str | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        rich_help_panel="Output",
-        help="Rows to write, .csv or .parquet; rows that are there are not solved again. "
-        "- is CSV on stdout. [default: a table]",
+    output_option(
+        "Rows to write, .csv or .parquet; rows that are there are not solved again. "
+        "- is CSV on stdout. [default: a table]"
     ),
 ]
 Plot = Annotated[

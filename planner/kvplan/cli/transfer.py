@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplan.cli.completion import complete_gpu
+from kvplan.cli.declarations import gpu_option
 from kvplan.cli.options import as_option
 from kvplan.cli.output import Json, console, print_json, say
 from kvplan.cli.values import whole_number
@@ -28,9 +28,7 @@ MOST = 1 << 20
 
 # fmt: off
 def transfer(
-    gpu: Annotated[str, typer.Option(
-        "--gpu", "-g", metavar="NAME|PATH", autocompletion=complete_gpu,
-        help="Name, or a .toml profile; `kvplan gpus` lists names.")],
+    gpu: Annotated[str, gpu_option()],
     size: Annotated[str, typer.Option(
         "--size", metavar="SIZE", help="Bytes in all, such as 1GiB.")] = "1GiB",
     piece: Annotated[str | None, typer.Option(
