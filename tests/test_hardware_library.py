@@ -110,7 +110,8 @@ def test_only_the_needed_file_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None
         return read_hardware_file(path)
 
     monkeypatch.setattr(hardware_library, "read_hardware_file", spy)
-    load_hardware("a100")
+    hardware_library.built_in.cache_clear()
+    assert load_hardware("a100") is load_hardware("a100-40gb")
     assert read == ["a100-40gb-pcie.toml"]
 
 

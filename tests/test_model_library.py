@@ -8,7 +8,7 @@ import pytest
 
 from kvplan.datafiles import data_dir
 from kvplan.errors import InputError, KvplanError
-from kvplan.model_library import load_cache, load_model, model_file, model_names
+from kvplan.model_library import load_cache, load_model, model_file, model_names, named
 
 GRADES = ("V", "P", "D", "R")
 
@@ -156,7 +156,8 @@ def test_one_lookup_reads_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(self, *args, **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", spy)
-    load_model("qwen3-8b")
+    named.cache_clear()
+    assert load_model("qwen3-8b") is load_model("qwen3-8b")
     assert [name for name in opened if name != "index.json"] == ["Qwen__Qwen3-8B.json"]
 
 

@@ -57,5 +57,10 @@ def load_hardware(name_or_path: str) -> HardwareProfile:
         raise InputError("gpu", name_or_path, "a hardware name or a path to a .toml file")
     if name_or_path.endswith(".toml") or os.sep in name_or_path:
         return read_hardware_file(name_or_path)
-    name = resolve(name_or_path, hardware_aliases(), "gpu", partial=True)
+    return built_in(resolve(name_or_path, hardware_aliases(), "gpu", partial=True))
+
+
+@cache
+def built_in(name: str) -> HardwareProfile:
+    """A built-in machine by its canonical name, its file read once."""
     return read_hardware_file(data_dir("hwprofiles") / f"{name}.toml")

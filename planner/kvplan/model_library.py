@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import msgspec
@@ -15,6 +15,9 @@ from kvplan.hf import parse_json, read_cache, read_config, read_json, read_keys
 from kvplan.model import ModelSpec
 from kvplan.names import resolve
 from kvplan.quantised_names import without_quantisation
+
+MOST_KEPT = 256
+"""Models by name that are kept once they were read."""
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +113,7 @@ def _read(name_or_path: str, read: Callable[..., ModelSpec]) -> ModelSpec:
     if not isinstance(name_or_path, str) or not name_or_path.strip():
         raise InputError("model", name_or_path, "a model name or a path to a config.json")
     if not _is_path(name_or_path):
-        return _named(name_or_path, read)
+        return named(name_or_path, read)
     content = read_keys(name_or_path)
     if "config" not in content or "model_type" in content:
         return read(content, name=name_or_path, source=f"file {name_or_path}")
@@ -118,8 +121,9 @@ def _read(name_or_path: str, read: Callable[..., ModelSpec]) -> ModelSpec:
     return read(file.config, name=file.name, source=f"{file.source} (grade {file.grade})")
 
 
-def _named(name: str, read: Callable[..., ModelSpec]) -> ModelSpec:
-    """A built-in model, or one whose weights its name says to be quantised.
+@lru_cache(MOST_KEPT)
+def named(name: str, read: Callable[..., ModelSpec]) -> ModelSpec:
+    """A built-in model, or one whose weights its name says to be quantised; its file is read once.
 
     A quantised model keeps the ending in its name, so that the name means it again.
     """

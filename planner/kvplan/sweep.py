@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -221,7 +222,7 @@ def parallel(
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(count, context)
+    pool = ProcessPoolExecutor(count, context, initializer=collect_seldom)
     starts = iter(range(0, len(items), CHUNK))
     running: dict[Future[list[Result]], int] = {}
     try:
@@ -237,6 +238,14 @@ def parallel(
                     yield start + offset, result
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def collect_seldom() -> None:
+    """Let a process of its own look for circles of unused objects seldom: searches make many small
+    objects and no circles.
+    """
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 def _all_of(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
