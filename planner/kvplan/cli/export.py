@@ -12,6 +12,7 @@ import typer
 from kvplan.cli.completion import complete_runtime
 from kvplan.cli.declarations import output_option
 from kvplan.cli.output import Json, check_writable, print_json, say
+from kvplan.cli.values import size
 from kvplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -177,9 +178,6 @@ def _deployment(
     from kvplan.export.deployment import Deployment
     from kvplan.units import parse_bytes
 
-    def size(text: str | None, option: str) -> int | None:
-        return None if text is None else parse_bytes(text, option)
-
     limit, used = size(container, "--container"), parse_bytes(container_used, "--container-used")
     free: int | None
     found_shm: int | None
@@ -214,5 +212,5 @@ def _pool(text: str, ranks: int) -> str | int:
     number, each, rest = text.partition("/rank")
     if rest:
         raise InputError("--pool", text, "plan, all, or a size such as 40GiB or 10GiB/rank")
-    size = parse_bytes(number, "--pool")
-    return size * ranks if each else size
+    asked = parse_bytes(number, "--pool")
+    return asked * ranks if each else asked

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from kvplan.cli.declarations import MOST_RANKS, gpu_option, panel_option
 from kvplan.cli.options import as_option
 from kvplan.cli.output import Json, print_json, say
-from kvplan.cli.values import whole_number
+from kvplan.cli.values import size, whole_number
 from kvplan.errors import InfeasibleError, InputError
 from kvplan.units import format_bytes, format_seconds, parse_bytes
 
@@ -74,7 +74,7 @@ def host(
     before any of them allocates.
     """
     with as_option():
-        total = _size(cache, "--cache")
+        total = size(cache, "--cache")
         count = whole_number(ranks, "--ranks", MOST_RANKS)
         if total is not None and not per_rank:
             total = -(-total // count)
@@ -87,7 +87,7 @@ def host(
             memory=_memory(available, cgroup_limit, cgroup_usage, wsl), size_bytes=total,
             ranks=count, reserve_bytes=parse_bytes(reserve, "--reserve"),
             growth_bytes=parse_bytes(growth, "--growth"), allocator=allocator,  # type: ignore[arg-type]
-            pin_limit_bytes=_size(pinned_limit, "--pinned-limit"),
+            pin_limit_bytes=size(pinned_limit, "--pinned-limit"),
             buffers=whole_number(buffers, "--buffers", 1 << 20),
         )
         document = describe(wanted, gpu)
@@ -106,10 +106,6 @@ def host(
 # fmt: on
 
 
-def _size(text: str | None, option: str) -> int | None:
-    return None if text is None else parse_bytes(text, option)
-
-
 def _memory(available: str | None, limit: str | None, usage: str, wsl: bool) -> HostMemory:
     """The host that is described, or this machine."""
     from kvplan.host_memory import HostMemory, read_host_memory
@@ -121,7 +117,7 @@ def _memory(available: str | None, limit: str | None, usage: str, wsl: bool) -> 
         return HostMemory(available_bytes=here.available_bytes, limit_bytes=here.limit_bytes,
                           usage_bytes=here.usage_bytes, virtual=True)  # fmt: skip
     return HostMemory(
-        available_bytes=_size(available, "--available"), limit_bytes=_size(limit, "--cgroup-limit"),
+        available_bytes=size(available, "--available"), limit_bytes=size(limit, "--cgroup-limit"),
         usage_bytes=parse_bytes(usage, "--cgroup-usage"), virtual=wsl,
     )  # fmt: skip
 

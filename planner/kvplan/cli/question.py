@@ -6,11 +6,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli.options import Request
+from kvplan.cli.overrides import overrides_of
 from kvplan.cli.values import (
     number_or_range,
     percentages,
     share,
     shares,
+    size,
     whole_number,
     whole_numbers,
     words,
@@ -18,14 +20,7 @@ from kvplan.cli.values import (
 from kvplan.errors import InputError
 from kvplan.formats import cache_dtype
 from kvplan.slot import parse_link
-from kvplan.units import (
-    format_bytes,
-    parse_bytes,
-    parse_flops,
-    parse_rate,
-    parse_seconds,
-    parse_tokens,
-)
+from kvplan.units import format_bytes, parse_rate, parse_seconds, parse_tokens
 
 if TYPE_CHECKING:
     from kvplan.hardware import HardwareProfile
@@ -92,17 +87,7 @@ def _overrides(request: Request) -> dict[str, float]:
     if request.link is not None:
         generation, lanes = parse_link(request.link)
         slot = {"link_generation": float(generation), "link_lanes": float(lanes)}
-    readers = {
-        "h2d_bytes_per_s": (parse_rate, "--h2d", request.h2d),
-        "flop_per_s": (parse_flops, "--flops", request.flops),
-        "hbm_bytes_per_s": (parse_rate, "--hbm-bandwidth", request.hbm_bandwidth),
-        "host_attention_bytes_per_s": (parse_rate, "--host-attention", request.host_attention),
-    }
-    return slot | {
-        name: read(text, option)
-        for name, (read, option, text) in readers.items()
-        if text is not None
-    }
+    return slot | overrides_of(request)
 
 
 def _objective(request: Request) -> Objective:
@@ -233,17 +218,15 @@ def _layer_tokens(request: Request, model: ModelSpec, context: int) -> tuple[int
 def _budgets(request: Request, hardware: HardwareProfile) -> Budgets:
     from kvplan.workload import Budgets
 
-    def size(name: str) -> int | None:
-        text = getattr(request, name)
-        return None if text is None else parse_bytes(text, f"--{name}")
-
-    disk = size("disk") or 0
+    disk = size(request.disk, "--disk") or 0
     if disk and hardware.disk is None and not hardware.unified:
         raise InputError("--disk", request.disk, f"0: {hardware.name} has no figures for a disk")
     return Budgets(
-        hbm_bytes=size("hbm"), utilisation=share(request.utilisation, "--utilisation"),
-        reserve_bytes=size("reserve") or 0,
-        dram_bytes=size("dram"), pinned_bytes=size("pinned"), disk_bytes=disk,
+        hbm_bytes=size(request.hbm, "--hbm"),
+        utilisation=share(request.utilisation, "--utilisation"),
+        reserve_bytes=size(request.reserve, "--reserve") or 0,
+        dram_bytes=size(request.dram, "--dram"), pinned_bytes=size(request.pinned, "--pinned"),
+        disk_bytes=disk,
         uplink_bytes_per_s=_uplink(request),
     )  # fmt: skip
 

@@ -22,10 +22,11 @@ from kvplan.cli.declarations import (
     mode_option,
     panel_option,
 )
+from kvplan.cli.overrides import overrides_of
 from kvplan.cli.question import is_profile_path, text_of
-from kvplan.cli.values import share, share_below_one, whole_number, words
+from kvplan.cli.values import share, share_below_one, size, whole_number, words
 from kvplan.formats import cache_dtype
-from kvplan.units import parse_bytes, parse_flops, parse_rate, parse_token_rate, parse_tokens
+from kvplan.units import parse_flops, parse_token_rate, parse_tokens
 
 if TYPE_CHECKING:
     from kvplan.restoration import Restoration
@@ -158,13 +159,9 @@ def question_of(request: RestoreRequest) -> Question:
     from kvplan.restoration import Restoration
     from kvplan.workload import Budgets
 
-    def size(name: str) -> int | None:
-        text = getattr(request, name)
-        return None if text is None else parse_bytes(text, f"--{name}")
-
     model = load_model(text_of("--model", request.model))
     hardware = load_hardware(text_of("--gpu", request.gpu))
-    overrides = _overrides(request)
+    overrides = overrides_of(request)
     rate, attending = request.prefill_rate, request.attention_flops
     prefix = Prefix(
         tokens=parse_tokens(request.prefix, "--prefix"),
@@ -189,10 +186,10 @@ def question_of(request: RestoreRequest) -> Question:
     tp = whole_number(request.tp, "--tp", MOST_RANKS)
     prefixes = request.prefixes
     budgets = Budgets(
-        hbm_bytes=size("hbm"),
+        hbm_bytes=size(request.hbm, "--hbm"),
         utilisation=share(request.utilisation, "--utilisation"),
-        reserve_bytes=size("reserve") or 0,
-        dram_bytes=size("dram"),
+        reserve_bytes=size(request.reserve, "--reserve") or 0,
+        dram_bytes=size(request.dram, "--dram"),
     )
     machine = override(hardware, **overrides) if overrides else hardware  # type: ignore[arg-type]
     restoration = Restoration(
@@ -210,21 +207,6 @@ def question_of(request: RestoreRequest) -> Question:
         hardware_file=request.gpu if is_profile_path(request.gpu) else None,
         warnings=_warnings(request, restoration),
     )
-
-
-def _overrides(request: RestoreRequest) -> dict[str, float]:
-    readers = {
-        "h2d_bytes_per_s": (parse_rate, "--h2d", request.h2d),
-        "flop_per_s": (parse_flops, "--flops", request.flops),
-        "hbm_bytes_per_s": (parse_rate, "--hbm-bandwidth", request.hbm_bandwidth),
-        "disk_bytes_per_s": (parse_rate, "--disk-bandwidth", request.disk_bandwidth),
-        "pageable_bytes_per_s": (parse_rate, "--pageable-bandwidth", request.pageable_bandwidth),
-    }
-    return {
-        name: read(text, option)
-        for name, (read, option, text) in readers.items()
-        if text is not None
-    }
 
 
 def _warnings(request: RestoreRequest, restoration: Restoration) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from kvplan.errors import InputError
+from kvplan.units import parse_bytes
 
 _RANGE = re.compile(r"(\d{1,9})(?:(?:\.\.|-)(\d{1,9}))?", re.ASCII)
 
@@ -18,6 +19,15 @@ def whole_number(text: str, field: str, high: int) -> int:
     if re.fullmatch(r" *\d{1,12} *", text, re.ASCII) is None or not 1 <= int(text) <= high:
         raise InputError(field, text, f"a whole number from 1 to {high}")
     return int(text)
+
+
+def size(text: str | None, field: str) -> int | None:
+    """Bytes; None where nothing was typed.
+
+    >>> size("40GiB", "--hbm"), size(None, "--dram")
+    (42949672960, None)
+    """
+    return None if text is None else parse_bytes(text, field)
 
 
 def number_or_range(text: str, field: str, high: int) -> tuple[int | None, int]:
