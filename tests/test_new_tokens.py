@@ -76,6 +76,15 @@ def test_a_draft_shares_the_copies_of_one_token() -> None:
     assert replay(made)[1].step_s == made.prediction.step_s
 
 
+def test_tokens_per_s_count_every_new_token_of_plan_and_baselines() -> None:
+    made = make_plan(asked(4, model="opt-1.3b", batch=8, context=512))
+    assert made.prediction.tokens_per_s == 8 * 4 / made.prediction.step_s
+    steps = {name: rung.step_s for name, rung in made.baselines.items() if rung.step_s is not None}
+    assert {"no_offload", "overlapped_fetch"} <= set(steps)
+    for name, step_s in steps.items():
+        assert made.baselines[name].tokens_per_s == 8 * 4 / step_s
+
+
 def test_attention_to_each_other_grows_with_the_square() -> None:
     layer, gpu = load_model("llama-7b").layers[0], load_hardware("a100")
     one, two, four = (cost.attend_new_s(gpu, layer, "fp16", 4, n) for n in (1, 1000, 2000))

@@ -54,7 +54,17 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A baseline's result: its evaluation and batch, or None and the reason."""
+    """A baseline's result: its evaluation and batch, or None and the reason.
+
+    Args:
+        name: key in JSON.
+        title: for people.
+        evaluation: its plan, judged; None where it is not possible.
+        reason: why it is not.
+        batching: its batch, micro-batches and order.
+        note: one sentence on what was chosen.
+        new_tokens: tokens each sequence decodes in one step.
+    """
 
     name: str
     title: str
@@ -62,6 +72,7 @@ class Rung:
     reason: str | None
     batching: Batching
     note: str | None = None
+    new_tokens: int = 1
 
     @property
     def step_s(self) -> float | None:
@@ -71,7 +82,9 @@ class Rung:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second; None where it is not possible."""
-        return self.batching.batch / self.evaluation.step_s if self.evaluation else None
+        if self.evaluation is None:
+            return None
+        return self.batching.tokens_per_s(self.evaluation.step_s, self.new_tokens)
 
 
 def no_offload(scenario: Scenario) -> Evaluation | str:
@@ -169,8 +182,9 @@ def rung_of(scenario: Scenario, baseline: Baseline, result: Evaluation | Played 
         reason = too_slow(scenario.objective, played.evaluation)
         return Rung(baseline.name, baseline.title, None, reason, batching)
     return Rung(
-        baseline.name, baseline.title, played.evaluation, None, played.batching, played.note
-    )
+        baseline.name, baseline.title, played.evaluation, None, played.batching, played.note,
+        scenario.workload.new_tokens,
+    )  # fmt: skip
 
 
 def at_best_batch(scenario: Scenario, baseline: Baseline) -> Rung:

@@ -18,9 +18,9 @@ class Batching:
     micro_batches: int = 1
     schedule: str = "column"
 
-    def tokens_per_s(self, step_s: float) -> float:
-        """New tokens per second of a step that decodes one of each sequence."""
-        return tokens_per_s(self.batch, step_s)
+    def tokens_per_s(self, step_s: float, new_tokens: int = 1) -> float:
+        """New tokens per second; a search for throughput decodes one of each sequence."""
+        return tokens_per_s(self.batch, step_s, new_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,7 @@ def predict(scenario: Scenario, best: Evaluation, found: Search | None = None) -
     moved = best.graph.link_bytes(best.values)
     return Prediction(
         step_s=step_s,
-        tokens_per_s=scenario.workload.batch * scenario.workload.new_tokens / step_s,
+        tokens_per_s=scenario.workload.tokens_per_s(step_s),
         bound_s=bound_s,
         gap=gap(step_s, bound_s),
         bottleneck=best.simulation.bottleneck,

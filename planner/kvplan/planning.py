@@ -104,7 +104,7 @@ def choose(asked: Scenario, found: Search, rungs: Sequence[Rung]) -> Rung | None
         for rung in rungs
         if rung.evaluation and (named is None or named.issuperset(rung.evaluation.paths))
     }
-    name = as_good(rates, asked.workload.batch / found.best.step_s)
+    name = as_good(rates, asked.workload.tokens_per_s(found.best.step_s))
     return next((rung for rung in rungs if rung.name == name), None)
 
 

@@ -94,7 +94,7 @@ def row(scenario: Scenario, level: str = "plan") -> dict[str, Any]:
         return found | {"status": "refused", "reason": str(error)}
     load = asked.workload
     measured |= {
-        "tokens_per_s": load.batch * load.new_tokens / measured["step_s"],
+        "tokens_per_s": load.tokens_per_s(measured["step_s"]),
         "plan_batch": load.batch,
         "plan_micro_batches": load.micro_batches,
         "plan_tokens": load.tokens,

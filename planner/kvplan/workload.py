@@ -13,7 +13,7 @@ MAX_RANKS = 64
 MAX_NEW = 1 << 20
 
 
-def tokens_per_s(batch: int, step_s: float, new_tokens: int = 1) -> float:
+def tokens_per_s(batch: int, step_s: float, new_tokens: int) -> float:
     """New tokens of all sequences per second.
 
     Args:
@@ -21,8 +21,8 @@ def tokens_per_s(batch: int, step_s: float, new_tokens: int = 1) -> float:
         step_s: seconds of one step.
         new_tokens: tokens each sequence decodes in it.
 
-    >>> tokens_per_s(32, 0.25)
-    128.0
+    >>> tokens_per_s(32, 0.25, 1), tokens_per_s(32, 0.25, 4)
+    (128.0, 512.0)
     """
     return batch * new_tokens / step_s
 
@@ -102,6 +102,10 @@ class Workload:
     def rows(self) -> int:
         """New tokens of all sequences of a micro-batch: rows of every product of a step."""
         return self.micro_batch * self.new_tokens
+
+    def tokens_per_s(self, step_s: float) -> float:
+        """New tokens of all sequences per second, for a step of so many seconds."""
+        return tokens_per_s(self.batch, step_s, self.new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

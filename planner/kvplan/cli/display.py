@@ -136,13 +136,16 @@ def show_ladder(console: Console, plan: Plan, rungs: Sequence[Rung]) -> None:
             continue
         judged = rung.evaluation
         moved = judged.graph.link_bytes(judged.values)
-        batch = rung.batching.batch
-        cells = _cells(judged.step_s, batch, last, moved, judged.memory_bytes)
-        table.add_row(Text(rung.title), *[str(batch)] * chosen_batch, *cells)
-        last = batch / judged.step_s
-    predicted, batch = plan.prediction, plan.inputs.workload.batch
-    cells = _cells(predicted.step_s, batch, last, predicted.moved_bytes, predicted.memory_bytes)
-    cells = [*[str(batch)] * chosen_batch, *cells]
+        made = rung.tokens_per_s or 0.0
+        cells = _cells(judged.step_s, made, last, moved, judged.memory_bytes)
+        table.add_row(Text(rung.title), *[str(rung.batching.batch)] * chosen_batch, *cells)
+        last = made
+    predicted = plan.prediction
+    cells = _cells(
+        predicted.step_s, predicted.tokens_per_s, last, predicted.moved_bytes,
+        predicted.memory_bytes,
+    )  # fmt: skip
+    cells = [*[str(plan.inputs.workload.batch)] * chosen_batch, *cells]
     table.add_row(Text(f"chosen: {_chosen(plan)}"), *cells, style="bold green")
     console.print(facts(_question(plan)))
     console.print()
@@ -171,12 +174,12 @@ def _chosen(plan: Plan) -> str:
 
 
 def _cells(
-    step_s: float, batch: int, last: float | None, moved: dict[str, float],
+    step_s: float, tokens_per_s: float, last: float | None, moved: dict[str, float],
     memory: dict[str, float],
 ) -> list[str]:  # fmt: skip
-    gain = "" if last is None else f"{100 * (batch / step_s / last - 1):+.1f} %"
+    gain = "" if last is None else f"{100 * (tokens_per_s / last - 1):+.1f} %"
     link = format_bytes(moved.get("h2d", 0.0))
-    return [format_seconds(step_s), f"{batch / step_s:.4g}", gain, link,
+    return [format_seconds(step_s), f"{tokens_per_s:.4g}", gain, link,
             format_bytes(memory.get("hbm", 0.0))]  # fmt: skip
 
 
@@ -194,8 +197,8 @@ def show_replay(
         difference: how much longer it takes than the plan says, relative; None if not known.
     """
     step_s, planned_s = evaluation.step_s, plan.prediction.step_s
-    tokens_per_s = plan.inputs.workload.batch / step_s
-    answer = f"{format_seconds(step_s)} per step, {tokens_per_s:.4g} tokens/s"
+    made = scenario.workload.tokens_per_s(step_s)
+    answer = f"{format_seconds(step_s)} per step, {made:.4g} tokens/s"
     if difference is None:
         beside = "not comparable with the prediction in the plan"
     elif abs(difference) <= 1e-9:

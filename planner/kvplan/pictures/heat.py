@@ -68,7 +68,7 @@ def _cell(scenario: Callable[[], Scenario], **fixed: Any) -> Cell:
         return None
     return {
         "step_s": found.step_s,
-        "tokens_per_s": asked.workload.batch / found.step_s,
+        "tokens_per_s": asked.workload.tokens_per_s(found.step_s),
         "recompute_ratio": found.recompute_ratio,
     }
 

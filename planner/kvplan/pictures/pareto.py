@@ -47,7 +47,7 @@ def front_data(plan: Plan) -> dict[str, Any]:
                     "batch": batch,
                     "budget_bytes": full * share,
                     "step_s": found.step_s,
-                    "tokens_per_s": batch / found.step_s,
+                    "tokens_per_s": workload.tokens_per_s(found.step_s),
                     "hbm_bytes": found.memory_bytes["hbm"],
                     "resident": found.shares.get("resident", 0.0),
                 }
