@@ -8,7 +8,14 @@ import pytest
 from strategies import ideal, layer, model
 
 from kvplan import fluid
-from kvplan.candidates import flow_graph, unit_graph, with_queue_depth
+from kvplan.candidates import (
+    bounded_candidates,
+    can_regroup,
+    flow_graph,
+    regrouped,
+    unit_graph,
+    with_queue_depth,
+)  # fmt: skip
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
 from kvplan.scenario import Options, Scenario
@@ -62,3 +69,25 @@ def test_a_run_of_layers_has_the_bound_of_all_groups(
             assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
             for tier, dual in whole.capacity_s_per_byte.items():
                 assert found.capacity_s_per_byte[tier] == pytest.approx(dual, rel=1e-6, abs=1e-18)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-4b-it", "deepseek-v2-lite"])
+def test_layers_in_other_groups_have_the_bound_of_a_graph_built_for_them(name: str) -> None:
+    """Layers of several kinds that no run repeats: the graph of all is built once."""
+    scenario = Scenario(
+        model=load_model(name), hardware=load_hardware("t4"),
+        workload=Workload(batch=32, context=16384), budgets=Budgets(disk_bytes=10**12),
+    )  # fmt: skip
+    first = flow_graph(scenario, Schedule(axis="layer", stages=4, queue_depth=2))
+    assert can_regroup(scenario, first)
+    found = [c for c in bounded_candidates(scenario) if c.schedule.axis == "layer"]
+    assert found
+    for candidate in found:
+        whole = fluid.bound(candidate.unit, scenario.classes, scenario.capacity, scenario.quality)
+        assert whole is not None
+        assert candidate.bound_s == pytest.approx(whole.step_s, rel=1e-9)
+    for stages in (5, 8):
+        schedule = replace(first.schedule, stages=stages)
+        quick, built = regrouped(first, schedule), unit_graph(scenario, schedule)
+        values = [variable.ceiling for variable in built.variables]
+        assert quick.memory_bytes(values) == pytest.approx(built.memory_bytes(values))

@@ -97,11 +97,17 @@ def bounded_candidates(scenario: Scenario) -> list[Candidate]:
     Unless asked for, weights are streamed only where they leave little HBM or do not fit.
     """
     depth = min(scenario.options.queue_depths)
-    found = [
-        bounded(scenario, schedule, flow_graph(scenario, schedule))
-        for stream in streaming(scenario)
-        for schedule in schedules(scenario, stream, depth)
-    ]
+    found: list[Candidate | None] = []
+    for stream in streaming(scenario):
+        whole: StepGraph | None = None
+        for schedule in schedules(scenario, stream, depth):
+            if whole is not None and schedule.axis == "layer":
+                flow = regrouped(whole, schedule)
+            else:
+                flow = flow_graph(scenario, schedule)
+            if schedule.axis == "layer" and can_regroup(scenario, flow):
+                whole = flow
+            found.append(bounded(scenario, schedule, flow))
     return [candidate for candidate in found if candidate is not None]
 
 
@@ -225,6 +231,28 @@ def flow_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
         if buffer.holds == "stages":
             buffer.tenants = [{v: size * larger for v, size in t.items()} for t in buffer.tenants]
     return graph
+
+
+def can_regroup(scenario: Scenario, graph: StepGraph) -> bool:
+    """Whether a graph on the layer axis has every layer, each in one staging buffer."""
+    return len(graph.tokens) == len(scenario.model.layers) and scenario.workload.micro_batches == 1
+
+
+def regrouped(graph: StepGraph, schedule: Schedule) -> StepGraph:
+    """A graph of all layers with these in another number of groups, for its fluid program: edges
+    and the stages of operations stay as they were.
+    """
+    tenants: list[dict[int, float]] = [{} for _ in range(schedule.stages)]
+    for buffer in graph.buffers:
+        for tenant in buffer.tenants if buffer.holds == "stages" else ():
+            for variable, size in tenant.items():
+                layer = graph.variables[variable].layer
+                tenants[group_of(layer, len(graph.tokens), schedule.stages)][variable] = size
+    filled = [tenant for tenant in tenants if tenant]
+    buffers = [
+        dataclasses.replace(b, tenants=filled) if b.holds == "stages" else b for b in graph.buffers
+    ]
+    return dataclasses.replace(graph, buffers=buffers, schedule=schedule)
 
 
 def build_unit(
