@@ -546,16 +546,33 @@ def define_boundaries(mixture: Mixture) -> None:
 
 
 def define_resources(mixture: Mixture) -> None:
-    """For each resource: the durations of its operations add up to at most T; the link waits
-    around the head.
+    """For each resource: the durations of its operations add up to at most T; around the head the
+    link waits, or fills the buffers of streamed weights.
     """
     graph, staging = mixture.graph, mixture.staging
-    idle_s = {"gpu": head_s(graph)}
-    if staging is not None:
-        idle_s["h2d"] = idle_link_s(graph, staging) * graph.cycles
     for resource, total in mixture.busy.items():
-        most = -idle_s.get(resource, 0.0)
+        most = -head_s(graph) if resource == "gpu" else 0.0
         mixture.row("resource", add({mixture.program.period: -1.0}, total), most)
+    if staging is not None and staging.per_token and "h2d" in mixture.busy:
+        idle_s = idle_link_s(graph, staging) * graph.cycles
+        terms, most = _loads(mixture)
+        add(terms, mixture.busy["h2d"])
+        mixture.row("idle_link", add(terms, {mixture.program.period: -1.0}), most - idle_s)
+
+
+def _loads(mixture: Mixture) -> tuple[Terms, float]:
+    """Seconds less than nothing: filling every buffer of streamed weights, which is as large as the
+    largest share of a layer; over its column, and what is fixed of it.
+    """
+    graph = mixture.graph
+    loads = [o for o in graph.operations if o.operation == "load_weights"]
+    if not loads:
+        return {}, 0.0
+    count = sum(b.count for b in graph.buffers if b.holds == "weights")
+    pieces = [(p.fixed_s, p.s_per_unit / o.bytes_per_unit) for o in loads for p in o.curve.pieces]
+    slope = max(per_byte for _, per_byte in pieces)
+    fixed_s = max(fixed for fixed, _ in pieces)
+    return {mixture.sizes["weights"]: -count * slope}, count * max(fixed_s, 0.0)
 
 
 def define_capacity(mixture: Mixture, capacity: Mapping[str, float]) -> None:

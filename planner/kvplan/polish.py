@@ -85,17 +85,14 @@ def thin_out(
     block: int,
 ) -> tuple[Evaluation, Candidate, int, int]:
     """Plans from the whole program, in the smallest blocks: with all paths where layers differ,
-    then with the paths of the best plan's stages, at each queue depth.
+    then with the paths of the best plan's stages, at each queue depth, weights streamed or not.
 
     Arguments and result as those of `tighten`.
     """
     good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
     smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
     trials: list[tuple[Candidate, Evaluation | None]] = [(chosen, best)]
-    for candidate in candidates:
-        depth = candidate.schedule.queue_depth
-        if candidate.schedule == replace(chosen.schedule, queue_depth=depth) != chosen.schedule:
-            trials.append((candidate, best))
+    trials += [(c, best) for c in candidates if c is not chosen and alike(c, chosen)]
     if len(set(scenario.classes)) > 1:
         trials = [(c, None) for c in worth_thinning(scenario, candidates)] + trials
     for candidate, plan in trials:
@@ -108,6 +105,12 @@ def thin_out(
     if best.step_s <= good_s * (1 + GOOD_GAP):
         best = exchanged(scenario, best, good_s, block)
     return best, chosen, block, judged
+
+
+def alike(candidate: Candidate, other: Candidate) -> bool:
+    """Whether two schedules have the same stages."""
+    one, two = candidate.schedule, other.schedule
+    return (one.axis, one.stages) == (two.axis, two.stages)
 
 
 def worth_thinning(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:

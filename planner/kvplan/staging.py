@@ -51,18 +51,17 @@ def define_staging(statement: Statement, staging: Staging, link: Sum) -> None:
     for number, column in statement.largest.items():
         assert statement.graph.buffers[number].holds == "stages", "others are sized later"
         statement.rows.append(({column: -1.0}, -staging.least_bytes, "staging[least]"))
-    statement.within_period(link, "idle_link", -idle_link_s(statement.graph, staging))
+    if not statement.graph.schedule.stream_weights:
+        statement.within_period(link, "idle_link", -idle_link_s(statement.graph, staging))
 
 
 def idle_link_s(graph: StepGraph, staging: Staging) -> float:
-    """Seconds per cycle that the link must wait around the head, whatever the tokens.
+    """Seconds per cycle around the head in which the link has nothing to copy, whatever the tokens.
 
     From the last attend of a step to the first of the next, the GPU finishes the last layer, runs
     the head, projects the first and attends what it has resident. Meanwhile the link can fill the
-    staging buffers and no more, unless it has weights to load.
+    staging buffers; beyond that it waits, or loads weights.
     """
-    if graph.schedule.stream_weights:
-        return 0.0
     first, last = min(graph.tokens), max(graph.tokens)
     behind_s, fill_s = 0.0, 0.0
     fixed_s: dict[int, dict[str | None, float]] = {}
