@@ -66,9 +66,9 @@ UNTIED = {
 """Weights by which the counted class differs in whether the head shares the embedding."""
 
 ROUGH = {
-    "deepseek-ai/DeepSeek-V4-Flash": 0.002, "google/gemma-3n-E2B": 0.008,
+    "deepseek-ai/DeepSeek-V4-Flash": 0.002, "google/gemma-3n-E2B": 0.008, "google/gemma-3n-E4B": 0.008,
     "FoundationVision/Infinity-2B": 0.05, "FoundationVision/var-d36": 0.02,
-    "FoundationVision/var-d30": 0.005,
+    "FoundationVision/var-d30": 0.005, "stepfun-ai/Step-3.7-Flash": 0.0001,
 }  # fmt: skip
 """Relative difference of the rest: hyper-connections and hash tables (V4), alternating updates
-(gemma-3n), adaptive norms and tables of visual models beside a figure published in two digits."""
+(gemma-3n), gates of heads (Step), adaptive norms and tables of visual models beside a figure published in two digits."""

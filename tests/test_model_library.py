@@ -37,6 +37,14 @@ def index() -> dict[str, dict[str, object]]:
         ("GPT-2", "openai-community/gpt2"),
         ("gemma-3-27b", "google/gemma-3-27b-it"),
         ("gpt-oss-120b", "openai/gpt-oss-120b"),
+        ("command-r+", "CohereLabs/c4ai-command-r-plus"),
+        ("CohereForAI/c4ai-command-r7b-12-2024", "CohereLabs/c4ai-command-r7b-12-2024"),
+        ("ERNIE-4.5-21B-A3B", "baidu/ERNIE-4.5-21B-A3B-PT"),
+        ("falcon-h1-34b", "tiiuae/Falcon-H1-34B-Instruct"),
+        ("Granite_4.0_H_Small", "ibm-granite/granite-4.0-h-small"),
+        ("hunyuan-a13b", "tencent/Hunyuan-A13B-Instruct"),
+        ("codellama-13b-instruct", "codellama/CodeLlama-13b-hf"),
+        ("gemma-3n-e4b-it", "google/gemma-3n-E4B"),
         ("google/gemma-2-9b-it", "google/gemma-2-9b"),
         ("kimi-k2", "moonshotai/Kimi-K2-Instruct"),
         ("qwen3-next", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
@@ -123,6 +131,26 @@ def test_quantisation_of_an_unknown_model_is_an_unknown_model() -> None:
 def test_a_family_lists_its_sizes() -> None:
     with pytest.raises(InputError, match=r"openai/gpt-oss-120b, openai/gpt-oss-20b$"):
         load_model("gpt-oss")
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest", "never"),
+    [
+        ("gemma-3n-e9b", "google/gemma-3n-E2B or google/gemma-3n-E4B", "gemma-2"),
+        ("falcon-h1-40b", "tiiuae/Falcon-H1-34B-Instruct", "tiiuae/falcon-40b"),
+        ("llama-3.2-90b-vision", "meta-llama/Llama-3.2-11B-Vision-Instruct", "Llama-3.3"),
+        ("command-r-plus-09-2029", "CohereLabs/c4ai-command-r-plus", "Qwen"),
+        ("lama-3-8b", "meta-llama/Meta-Llama-3-8B", "Qwen"),
+        ("nothing-like-it", "`kvplan models` lists all names", "did you mean"),
+    ],
+)
+def test_a_miss_names_the_family_not_what_is_spelled_alike(
+    text: str, nearest: str, never: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_model(text)
+    assert nearest in caught.value.accepted
+    assert never not in caught.value.accepted
 
 
 def test_index_and_files_agree() -> None:

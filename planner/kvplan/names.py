@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -124,7 +125,7 @@ def _is_base(words: tuple[str, ...]) -> bool:
 
 
 def _suggestion(text: str, names: Mapping[str, Sequence[str]], field: str) -> str:
-    """What to type instead: up to three nearest names, and the command that lists all."""
+    """What to type instead: the nearest names, and the command that lists all."""
     spelled: dict[str, str] = {}
     for canonical, aliases in names.items():
         for name in (canonical, *aliases):
@@ -137,8 +138,7 @@ def _suggestion(text: str, names: Mapping[str, Sequence[str]], field: str) -> st
         return (
             f"one of {', '.join(sorted(begun)[:MOST_LISTED])}{', ...' * (len(begun) > MOST_LISTED)}"
         )
-    near = difflib.get_close_matches(wanted, spelled, n=8, cutoff=0.6)
-    nearest = list(dict.fromkeys(spelled[name] for name in near))[:3]
+    nearest = _of_family(wanted, spelled) or _alike(wanted, spelled)
     command = _LISTED_BY.get(field.strip("-"))
     other = _GIVEN_AS.get(field.strip("-"))
     parts = []
@@ -149,3 +149,29 @@ def _suggestion(text: str, names: Mapping[str, Sequence[str]], field: str) -> st
     if other:
         parts[-1] += f"; or give {other}"
     return " ".join(parts) or f"one of {', '.join(names)}"
+
+
+def _of_family(wanted: str, spelled: Mapping[str, str]) -> list[str]:
+    """Names that begin with the most of a text's words, the nearest first; none without its first.
+
+    >>> _of_family("qwen 3 7 b", {"qwen 2 7 b": "Qwen2", "qwen 3 8 b": "Qwen3"})
+    ['Qwen3']
+    >>> _of_family("opt 14 b", {"opt 13 b": "13b", "opt 1 3 b": "1.3b", "phi 2": "phi"})
+    ['13b', '1.3b']
+    """
+    words = wanted.split()
+    shared = {s: len(os.path.commonprefix([words, s.split()])) for s in spelled}
+    most = max(shared.values(), default=0)
+    if not most or len(words[0]) == 1:
+        return []
+    near = sorted(
+        (spelling for spelling, count in shared.items() if count == most),
+        key=lambda spelling: -difflib.SequenceMatcher(None, spelling, wanted).ratio(),
+    )
+    return list(dict.fromkeys(spelled[spelling] for spelling in near))[:MOST_LISTED]
+
+
+def _alike(wanted: str, spelled: Mapping[str, str]) -> list[str]:
+    """Up to three names of nearly the same letters: what a slip of the finger meant."""
+    near = difflib.get_close_matches(wanted, spelled, n=8, cutoff=0.65)
+    return list(dict.fromkeys(spelled[name] for name in near))[:3]

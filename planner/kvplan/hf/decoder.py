@@ -301,9 +301,10 @@ def attention_params(
     params = hidden * (query + key + value) + output * hidden
     params += (query + key + value) * switch(keys, traits.qkv_bias)
     params += hidden * switch(keys, traits.out_bias)
-    if traits.qk_norm == "full":
+    asked = keys.config.get("use_qk_norm") is True
+    if traits.qk_norm == "full" or (traits.qk_norm == "asked" and asked):
         params += query + key
-    elif traits.qk_norm == "head" or keys.config.get("use_qk_norm") is True:
+    elif traits.qk_norm == "head" or asked:
         params += 2 * heads.dim_k
     return params
 

@@ -45,6 +45,9 @@ def read_mlps(keys: Keys, traits: Traits, hidden: int, layers: int) -> list[Mlp]
     Raises:
         InputError: a width or count that is missing or malformed.
     """
+    nested = keys.part("ffn_config")  # DBRX keeps them there
+    if nested is not None:
+        keys = Keys({**nested.config, **keys.config}, keys.name, keys.weights)
     count = keys.maybe(COUNT, MAX_EXPERTS, low=0)
     sparse = _sparse_layers(keys, layers) if count else [False] * layers
     moe = _experts(keys, traits, hidden, count) if count and any(sparse) else NONE

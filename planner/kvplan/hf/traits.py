@@ -23,7 +23,8 @@ class Traits:
         gated: three MLP matrices instead of two.
         qkv_bias: biases on query, key and value.
         out_bias: bias on the output projection.
-        qk_norm: norms of query and key, over a head or over all heads.
+        qk_norm: norms of query and key, over a head or over all heads; the latter always, or where
+            ``use_qk_norm`` asks for them.
         norms: vectors of hidden width in the layer's norms.
         norm_bias: every norm has a bias beside its scale.
         affine: norms have weights.
@@ -46,7 +47,7 @@ class Traits:
     gated: bool = True
     qkv_bias: Switch = ("attention_bias", False)
     out_bias: Switch = ("attention_bias", False)
-    qk_norm: Literal["none", "head", "full", "value"] = "none"
+    qk_norm: Literal["none", "head", "full", "asked", "value"] = "none"
     norms: int = 2
     norm_bias: bool = False
     affine: Switch = True
@@ -106,6 +107,9 @@ TRAITS: dict[str, Traits] = {
     "mimo": QWEN2,
     "baichuan": BARE,
     "chatglm": replace(BARE, qkv_bias=("add_qkv_bias", False)),
+    "cohere": replace(GEMMA, norms=1, qk_norm="asked"),
+    "cohere2": replace(GEMMA, norms=1),
+    "olmo": replace(LLAMA, mlp_bias=False, affine=False),
     "olmo2": replace(LLAMA, mlp_bias=False, qk_norm="full"),
     "minimax_m2": replace(BARE, qk_norm="full", router_bias=True),
     "minimax_text_01": BARE,
@@ -116,6 +120,7 @@ TRAITS: dict[str, Traits] = {
     "gemma3n": replace(GEMMA, norms=4, qk_norm="head"),
     "gemma4": replace(GEMMA, norms=4, qk_norm="head"),
     "phi3": BARE,
+    "glm4": replace(BARE, norms=4, qkv_bias=("attention_bias", False)),
     "glm4_moe": replace(BARE, qkv_bias=("attention_bias", False), router_bias=True),
     "gpt_oss": replace(BARE, qkv_bias=True, out_bias=True, expert_bias=True),
     "stablelm": replace(BARE, qkv_bias=("use_qkv_bias", False), norm_bias=True),
