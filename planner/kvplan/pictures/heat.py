@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import kvplan.pictures.style as style
 from kvplan import wording
 from kvplan.cost import flop_per_s
 from kvplan.curve import Curve
-from kvplan.errors import InfeasibleError, InputError
+from kvplan.errors import InputError
 from kvplan.estimate import try_estimate
 from kvplan.hardware import HardwareProfile, override
+from kvplan.pictures.heat_map import Cell, heat_map
 from kvplan.plan import Plan
 from kvplan.planning import scenario_of, schedule_of
 from kvplan.scenario import Scenario
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 STAGES = (1, 2, 4, 6, 8, 12)
 QUEUE_DEPTHS = (1, 2, 3, 4, 6)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-
-Cell = dict[str, Any] | None
-"""``step_s`` and what else is written into it; None where nothing fits."""
 
 
 def what_if(hardware: HardwareProfile, *, link: float = 1.0, flop: float = 1.0) -> HardwareProfile:
@@ -171,7 +169,7 @@ def pipeline(plan: Plan) -> Figure:
         for s, c in zip(data["columns"], row, strict=True)
         if c is not None
     )
-    return _map(
+    return heat_map(
         data,
         "step_s",
         lambda c: format_seconds(c["step_s"]),
@@ -193,7 +191,7 @@ def workload(plan: Plan) -> Figure:
         A heat map of estimated tokens per second; the plan's own workload is framed.
     """
     data = workload_data(plan)
-    return _map(
+    return heat_map(
         data,
         "tokens_per_s",
         lambda c: f"{style.plain(c['tokens_per_s'])}/s\n{format_seconds(c['step_s'])}",
@@ -216,7 +214,7 @@ def machine(plan: Plan) -> Figure:
     """
     data = machine_data(plan)
     data["chosen"] = [data["rows"][2], data["columns"][2]]
-    return _map(
+    return heat_map(
         data,
         "step_s",
         lambda c: f"{format_seconds(c['step_s'])}\nrecompute {c['recompute_ratio']:.0%}",
@@ -226,127 +224,3 @@ def machine(plan: Plan) -> Figure:
         fewer_is_better=True,
         scales=(1e-9, 1e-12),
     )
-
-
-def _map(
-    data: dict[str, Any],
-    value: str,
-    text: Callable[[dict[str, Any]], str],
-    answer: str,
-    labels: tuple[str, str],
-    meaning: str,
-    *,
-    fewer_is_better: bool,
-    scales: tuple[float, float] = (1, 1),
-) -> Figure:
-    """A heat map with a text in each cell; dark is fast, what does not fit is crossed out."""
-    from matplotlib.colors import LogNorm
-    from matplotlib.patches import Rectangle
-
-    cells: list[list[Cell]] = data["cells"]
-    known = [c[value] for row in cells for c in row if c is not None]
-    if not known:
-        raise InfeasibleError("hbm", "nothing on the map fits", "a larger --hbm or --dram")
-    factor, unit = style.unit_of(known) if value == "step_s" else (1.0, "")
-    size = (2.2 + 0.98 * len(data["columns"]), 1.9 + 0.52 * len(data["rows"]))
-    figure, (ax,) = style.canvas(size=size)
-    table = [[float("nan") if c is None else c[value] * factor for c in row] for row in cells]
-    low, high = min(known) * factor, max(known) * factor
-    if high < 1.02 * low:
-        low, high = low * 0.9, high * 1.1
-    with style.styled():
-        norm = LogNorm(low, high)
-        image = ax.imshow(
-            table,
-            cmap="cividis" if fewer_is_better else "cividis_r",
-            norm=norm,
-            aspect="auto",
-            origin="lower",
-        )
-        for y, row in enumerate(cells):
-            for x, cell in enumerate(row):
-                if cell is None:
-                    ax.add_patch(
-                        Rectangle(
-                            (x - 0.5, y - 0.5),
-                            1,
-                            1,
-                            facecolor="white",
-                            edgecolor=style.LIGHT,
-                            hatch="xx",
-                        )
-                    )
-                    continue
-                light = image.cmap(norm(cell[value] * factor))
-                bright = 0.3 * light[0] + 0.6 * light[1] + 0.1 * light[2] > 0.5
-                ax.text(
-                    x,
-                    y,
-                    text(cell),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="black" if bright else "white",
-                )
-        if data["chosen"] is not None:
-            y, x = data["rows"].index(data["chosen"][0]), data["columns"].index(data["chosen"][1])
-            ax.add_patch(
-                Rectangle(
-                    (x - 0.48, y - 0.46),
-                    0.96,
-                    0.92,
-                    fill=False,
-                    linewidth=2.2,
-                    edgecolor=style.VERMILION,
-                )
-            )
-        for axis, numbers, scale in (
-            (ax.xaxis, data["columns"], scales[0]),
-            (ax.yaxis, data["rows"], scales[1]),
-        ):
-            axis.set_ticks(range(len(numbers)), [_tick(n * scale) for n in numbers])
-        ax.set_xlabel(labels[0])
-        ax.set_ylabel(labels[1])
-        bar = figure.colorbar(image, ax=ax, pad=0.01)
-        bar.set_label(f"{meaning} ({unit})" if unit else meaning)
-        _plain_ticks(bar, low, high)
-        blank = any(c is None for row in cells for c in row)
-        style.titled(figure, answer, data["about"] + ("; crossed: does not fit" if blank else ""))
-    return figure
-
-
-def _plain_ticks(bar: Any, low: float, high: float) -> None:
-    """Ticks of a colour bar in plain numbers."""
-    ticks = _nice(low, high)
-    bar.set_ticks(ticks, labels=[f"{t:g}" for t in ticks])
-    bar.minorticks_off()
-
-
-def _nice(low: float, high: float) -> Sequence[float]:
-    """A few round numbers between two numbers.
-
-    >>> _nice(80, 1000)
-    [100.0, 200.0, 500.0, 1000.0]
-    """
-    import math
-
-    found = [
-        lead * 10.0**power
-        for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for lead in (1, 2, 5)
-        if low <= lead * 10.0**power <= high
-    ]
-    if len(found) >= 2:
-        return found if len(found) <= 8 else found[::2]
-    return [float(f"{low + (high - low) * k / 4:.3g}") for k in range(5)]
-
-
-def _tick(number: float) -> str:
-    """A number on an axis.
-
-    >>> _tick(4096), _tick(131072), _tick(187.2), _tick(6)
-    ('4k', '128k', '187', '6')
-    """
-    if number >= 1024 and number % 1024 == 0:
-        return f"{number / 1024:.0f}k"
-    return style.plain(number)
