@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvplan.cli.catalogue import show_catalogue
 from kvplan.cli.completion import complete_gpu
-from kvplan.cli.models import one_name
-from kvplan.cli.output import Json, print_json
+from kvplan.cli.output import Json
 
 if TYPE_CHECKING:
     from kvplan.hardware import HardwareProfile
@@ -35,24 +35,13 @@ def gpus(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """List the machines that come with kvplan, or show one with the source of every number."""
+    show_catalogue("gpus", name, as_json, rows=_all, detail=_detail)
+
+
+def _all() -> list[dict[str, Any]]:
     from kvplan.hardware_library import hardware_names, load_hardware
 
-    wanted = one_name(name)
-    if wanted is None:
-        rows = [_row(load_hardware(name)) for name in hardware_names()]
-        if as_json:
-            print_json({"gpus": rows})
-            return
-        from kvplan.cli.tables import show_gpus as show
-    else:
-        rows = [_detail(wanted)]
-        if as_json:
-            print_json(rows[0])
-            return
-        from kvplan.cli.tables import show_gpu as show
-    from kvplan.cli.output import console
-
-    show(console(), rows)
+    return [_row(load_hardware(name)) for name in hardware_names()]
 
 
 def _row(machine: HardwareProfile) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvplan.cli.catalogue import show_catalogue
 from kvplan.cli.completion import complete_model
-from kvplan.cli.output import Json, print_json
-from kvplan.errors import InputError
+from kvplan.cli.output import Json
 
 if TYPE_CHECKING:
     from kvplan.model import ModelSpec
@@ -25,25 +25,6 @@ Examples:
 FP16_BYTES = 2
 
 
-def one_name(words: list[str] | None) -> str | None:
-    """The name in ``[show] NAME``, or None where all are asked for.
-
-    Raises:
-        InputError: no name after ``show``, or several.
-
-    >>> one_name(["show", "l4"]), one_name(["list"]), one_name(None)
-    ('l4', None, None)
-    """
-    given = list(words or ())
-    if given == ["list"] or not given:
-        return None
-    if given[0] == "show":
-        del given[0]
-    if len(given) != 1:
-        raise InputError("NAME", " ".join(given), "one name or path")
-    return given[0]
-
-
 def models(
     name: Annotated[
         list[str] | None,
@@ -53,22 +34,7 @@ def models(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """List the models that come with kvplan, or show one."""
-    wanted = one_name(name)
-    if wanted is None:
-        rows = _all()
-        if as_json:
-            print_json({"models": rows})
-            return
-        from kvplan.cli.tables import show_models as show
-    else:
-        rows = [_detail(wanted)]
-        if as_json:
-            print_json(rows[0])
-            return
-        from kvplan.cli.tables import show_model as show
-    from kvplan.cli.output import console
-
-    show(console(), rows)
+    show_catalogue("models", name, as_json, rows=_all, detail=_detail)
 
 
 def _all() -> list[dict[str, Any]]:
