@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from kvplan.cli.completion import complete_model
 from kvplan.cli.declarations import panel_option
+from kvplan.cli.geometry import model_of
 from kvplan.cli.options import as_option
 from kvplan.cli.output import Json, print_json, say
 from kvplan.cli.values import whole_number
 from kvplan.errors import InputError
-from kvplan.limits import MAX_LAYERS, MAX_WIDTH
 from kvplan.units import parse_bytes, parse_tokens
 
 if TYPE_CHECKING:
     from kvplan.formats import Format
-    from kvplan.kv_size import Formats, KvSize
-    from kvplan.model import ModelSpec
+    from kvplan.kv_size import Formats
 
 EPILOG = """
 Examples:
@@ -94,6 +92,7 @@ def kv_size(
 ) -> None:
     """Show how large a model's cache is: per token, in windows, fixed; per rank and device."""
     # fmt: on
+    from kvplan.cli.kv_size_answer import answer
     from kvplan.kv_size import MOST_RANKS, KvSize
 
     if layout not in ("latent", "expanded"):
@@ -105,7 +104,7 @@ def kv_size(
     }  # fmt: skip
     with as_option():
         size = KvSize(
-            model=_model(model, geometry), context=parse_tokens(context, "--context"),
+            model=model_of(model, geometry), context=parse_tokens(context, "--context"),
             batch=whole_number(batch, "--batch", 2**24),
             formats=_formats(kv_dtype, k_dtype, v_dtype),
             ranks=whole_number(tp, "--tp", MOST_RANKS), layout=layout,  # type: ignore[arg-type]
@@ -126,63 +125,6 @@ def kv_size(
     from kvplan.cli.output import console
 
     show(console(), found)
-
-
-def _model(name: str | None, geometry: dict[str, str | None]) -> ModelSpec:
-    given = [option for option, text in geometry.items() if text is not None]
-    if name is not None:
-        if given:
-            raise InputError(given[0], geometry[given[0]], "left out: --model says it")
-        from kvplan.model_library import load_cache
-
-        return load_cache(name)
-    if not given:
-        raise InputError("--model", None, "a name, a config.json, or --layers and --kv-heads")
-    return _explicit(geometry)
-
-
-def _explicit(geometry: dict[str, str | None]) -> ModelSpec:
-    """A model of the layers that options describe."""
-    from kvplan.layer import LayerSpec
-    from kvplan.layer_parts import Latent
-    from kvplan.model import ModelSpec
-
-    def number(option: str, high: int, default: int | None = None) -> int:
-        text = geometry[option]
-        if text is None:
-            if default is None:
-                raise InputError(option, None, f"a whole number from 1 to {high}")
-            return default
-        return whole_number(text, option, high)
-
-    layers, text = number("--layers", MAX_LAYERS), geometry["--latent"]
-    hidden = number("--hidden", MAX_WIDTH, 1)
-    one = None
-    if text is not None:
-        match = re.fullmatch(r" *(\d{1,7}) *(?:\+ *(\d{1,7}) *)?", text, re.ASCII)
-        if match is None:
-            raise InputError("--latent", text, "elements of the latent and of RoPE, such as 512+64")
-        one = Latent(rank=int(match[1]), rope=int(match[2] or 0))
-    heads = number("--kv-heads", MAX_WIDTH, 1 if one else None)
-    dim_k = number("--head-dim", MAX_WIDTH, one.width if one else None)
-    window = geometry["--window"]
-    tokens = None if window is None else parse_tokens(window, "--window")
-    plain = LayerSpec(
-        hidden=hidden, query_heads=heads, kv_heads=heads, head_dim_k=dim_k,
-        head_dim_v=number("--head-dim-v", MAX_WIDTH, dim_k), latent=one, intermediate=0,
-        gated_mlp=False, rope=False, attention_params=0, mlp_params=0,
-    )  # fmt: skip
-    count = number("--window-layers", layers, layers if tokens is not None else 0)
-    if tokens is None and geometry["--window-layers"] is not None:
-        raise InputError("--window", None, "tokens of the window that --window-layers have")
-    import msgspec
-
-    windowed = plain if tokens is None else msgspec.structs.replace(plain, window=tokens)
-    return ModelSpec(
-        name=f"{layers} layers", family="explicit", hidden=hidden, vocab=1, embedding_width=1,
-        weight_dtype="fp16", layers=(windowed,) * count + (plain,) * (layers - count),
-        embedding_params=1, head_params=1, tied=False, source="command line",
-    )  # fmt: skip
 
 
 def _formats(both: str | None, key: str | None, value: str | None) -> Formats:
@@ -227,140 +169,4 @@ def _split(layers: int, pp: str | None, counts: str | None) -> list[int] | None:
     if sum(found) != layers or 0 in found:
         accepted = f"counts from 1 on that add up to {layers} layers"
         raise InputError("--layers-per-device", counts, accepted)
-    return found
-
-
-def answer(
-    size: KvSize, split: list[int] | None, pool_bytes: int | None, chunk: int
-) -> dict[str, Any]:
-    """The JSON document: sizes are bytes, of one rank."""
-    from kvplan.cli.reserved import reserved
-    from kvplan.formats import INDEXES
-    from kvplan.kv_size import at
-
-    names = {
-        kind: "/".join(dict.fromkeys(size.formats.of(layer)[i].name for layer in size.model.layers))
-        for i, kind in enumerate("kv")
-    }
-    found: dict[str, Any] = {
-        "model": size.model.name, "source": size.model.source, "context": size.context,
-        "batch": size.batch, "sequences": size.sequences, "tp": size.ranks,
-        "k_dtype": names["k"], "v_dtype": names["v"], "layout": size.layout,
-        "bytes_per_token": size.bytes_per_token, "total_bytes": size.total_bytes,
-        "growing_bytes": size.growing_bytes, "window_bytes": size.window_bytes,
-        "fixed_bytes": size.fixed_bytes, "layers": len(size.model.layers),
-        "kv_layers": size.kv_layers, "act_over_kv": size.act_over_kv,
-        "max_positions": size.model.max_positions, "source_tokens": size.source,
-        "aggregate_bytes": size.total_bytes * size.ranks,
-        "aggregate_bytes_per_token": size.bytes_per_token * size.ranks,
-        "replication": size.replication, "kinds": _kinds(size),
-    }  # fmt: skip
-    if size.uniform_total_bytes != size.total_bytes or pool_bytes is not None:
-        found["uniform"] = {
-            "bytes_per_token": size.uniform_bytes_per_token,
-            "total_bytes": size.uniform_total_bytes,
-        }
-    formats = {size.formats.of(layer)[0].name for layer in size.model.layers}
-    if any(layer.latent is not None for layer in size.model.layers) and not formats & set(INDEXES):
-        layouts = {name: at(size, layout=name) for name in ("latent", "expanded")}
-        found["layouts"] = {
-            name: {"bytes_per_token": s.bytes_per_token, "total_bytes": s.total_bytes}
-            for name, s in layouts.items()
-        }
-    if split is not None:
-        found["devices"] = [
-            {"layers": count, "bytes": held}
-            for count, held in zip(split, size.split(split), strict=True)
-        ]
-    if pool_bytes is not None:
-        found["pool_bytes"] = pool_bytes
-        found["tokens_in_pool"] = size.tokens_in(pool_bytes)
-        found["uniform"]["tokens_in_pool"] = size.uniform_tokens_in(pool_bytes)
-        aside = size.reserved_bytes(chunk) if size.has_windows else None
-        found["reserved"] = reserved(aside, pool_bytes, size.context)
-    found["warnings"] = warnings(size)
-    return found
-
-
-def _kinds(size: KvSize) -> list[dict[str, Any]]:
-    """Layers of equal cache together: their geometry and what one keeps of a sequence on a rank."""
-    from kvplan.kv_size import heads_per_rank, widths
-
-    found: dict[object, dict[str, Any]] = {}
-    for index, (layer, part) in enumerate(zip(size.model.layers, size.parts, strict=True)):
-        what = describe(layer)
-        key = (what, part, layer.kv_heads, layer.head_dim_k, layer.head_dim_v)
-        if key not in found:
-            elements = sum(widths(layer, size.ranks, size.layout)) if layer.kv_elements else 0
-            found[key] = {
-                "count": 0, "first": index, "what": what, "kv_heads": layer.kv_heads,
-                "head_dim_k": layer.head_dim_k, "head_dim_v": layer.head_dim_v,
-                "kv_heads_per_rank": heads_per_rank(layer.kv_heads, size.ranks),
-                "elements_per_token": elements, "window": layer.window, "bytes": part.total_bytes,
-            }  # fmt: skip
-        found[key]["count"] += 1
-    return list(found.values())
-
-
-def describe(layer: Any) -> str:
-    """What a layer caches, in words.
-
-    >>> from kvplan.model_library import load_model
-    >>> describe(load_model("llama-3.1-8b").layers[0])
-    '8 KV heads of 128'
-    """
-    parts = []
-    if layer.latent is not None:
-        rope = f" + {layer.latent.rope}" if layer.latent.rope else ""
-        parts.append(f"latent of {layer.latent.rank}{rope}")
-    elif layer.kv_heads:
-        same = layer.head_dim_k == layer.head_dim_v
-        dims = f"{layer.head_dim_k}" if same else f"{layer.head_dim_k} (K), {layer.head_dim_v} (V)"
-        parts.append(f"{layer.kv_heads} KV head{'s' * (layer.kv_heads > 1)} of {dims}")
-    if layer.index:
-        parts.append(f"index of {layer.index}")
-    if layer.compression > 1:
-        parts.append(f"one entry for {layer.compression} tokens, the last {layer.window} whole")
-    elif layer.window is not None:
-        parts.append(f"{'chunk' if layer.chunked else 'window'} of {layer.window} tokens")
-    if layer.state is not None:
-        parts.append(f"state of {layer.state.conv + layer.state.recurrent} elements")
-    if layer.cross:
-        parts.append(f"{layer.cross} elements per source token")
-    if layer.shared:
-        parts.append("shares an earlier layer's cache")
-    return ", ".join(parts) or "caches nothing"
-
-
-def warnings(size: KvSize) -> list[str]:
-    """What is answered and yet likely not what was meant, or not all of it."""
-    model, found = size.model, []
-    rules: list[tuple[bool, Callable[[], str]]] = [
-        (
-            model.max_positions is not None and size.context > model.max_positions,
-            lambda: f"{size.context} tokens are more than the {model.max_positions} positions of "
-            f"{model.name}",
-        ),
-        (
-            model.cross_elements > 0 and size.source_tokens is None and model.source_tokens is None,
-            lambda: f"cross-attention is not counted: {2 * model.cross_elements} bytes (16-bit) "
-            "per token of the source; give --source-tokens",
-        ),
-        (
-            size.partial_blocks() is not None,
-            lambda: f"heads are not whole blocks of {size.partial_blocks()}; engines may refuse it",
-        ),
-        (
-            size.sequences != size.batch,
-            lambda: f"classifier-free guidance decodes two sequences for a sample: "
-            f"{size.sequences} for --batch {size.batch}",
-        ),
-        (
-            any(layer.query_heads % size.ranks for layer in model.layers if layer.query_heads),
-            lambda: f"query heads do not divide by --tp {size.ranks}; engines may refuse it",
-        ),
-    ]
-    for applies, text in rules:
-        if applies:
-            found.append(text())
     return found

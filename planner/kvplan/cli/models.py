@@ -68,7 +68,7 @@ def _row(model: ModelSpec) -> dict[str, Any]:
 
 
 def _detail(name: str) -> dict[str, Any]:
-    from kvplan.cli.kv_size import describe
+    from kvplan.cli.kv_size_answer import describe
     from kvplan.model_library import load_model, model_file, model_names
 
     model = load_model(name)
