@@ -15,8 +15,9 @@ from cli_runner import Result, run
 
 import kvplan
 from kvplan.cli import solve as solve_command
+from kvplan.layer_groups import layer_groups, layer_names
 from kvplan.plan import LayerDecision
-from kvplan.wording import layer_groups, layer_names, percent
+from kvplan.wording import percent
 
 SMALL = ("--model", "opt-125m", "--gpu", "l4", "--batch", "64", "--hbm", "3GiB", "--stages", "4")
 TOO_SMALL = ("--paths", "fetch", "--dram", "1GiB")

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from kvplan import pictures, wording
+from kvplan.layer_groups import group_mix, layer_groups, layer_names
 from kvplan.pictures.style import svg
 from kvplan.plan import Plan
 from kvplan.planning import scenario_of
@@ -175,8 +176,8 @@ def _figure(kind: str, shows: str, caption: str, figure: Any) -> str:
 
 def _layers(plan: Plan) -> str:
     """Token ranges of every group of layers."""
-    groups = wording.layer_groups(plan.decision.layers, plan.inputs.workload.block)
-    rows = [((wording.layer_names(g), wording.group_mix(g)), "") for g in groups]
+    groups = layer_groups(plan.decision.layers, plan.inputs.workload.block)
+    rows = [((layer_names(g), group_mix(g)), "") for g in groups]
     return "<h2>Decision per layer</h2>\n" + _table(("layers", "paths"), rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvplan.plan import GenerationPlan, HardwareInput, LayerDecision, Plan
 from kvplan.units import format_bytes, format_rate, format_seconds
@@ -27,12 +27,6 @@ _OVERRIDES = {
     "host_attention_bytes_per_s": "host attention", "disk_bytes_per_s": "disk",
     "pageable_bytes_per_s": "pageable copies",
 }  # fmt: skip
-
-LISTED_GROUPS = 12
-"""Groups of layers that decide alike, written out; beyond, all are described together."""
-
-LISTED_RUNS = 6
-"""Runs of layers written out; beyond, only their number is."""
 
 
 def percent(share: float) -> str:
@@ -203,54 +197,6 @@ def pipeline(plan: Plan) -> str:
     )
 
 
-def layer_groups(layers: Sequence[LayerDecision], block: int) -> list[list[LayerDecision]]:
-    """Layers whose counts differ by at most a block on every path, in order of their first."""
-    groups: list[tuple[dict[str, tuple[int, int]], list[LayerDecision]]] = []
-    for layer in layers:
-        counts = layer.tokens
-        for spread, members in groups:
-            merged = {
-                path: (min(low, counts.get(path, 0)), max(high, counts.get(path, 0)))
-                for path, (low, high) in (dict.fromkeys(counts, (0, 0)) | spread).items()
-            }
-            same_total = sum(counts.values()) == sum(members[0].tokens.values())
-            if same_total and all(high - low <= block for low, high in merged.values()):
-                spread.update(merged)
-                members.append(layer)
-                break
-        else:
-            groups.append(({path: (n, n) for path, n in counts.items()}, [layer]))
-    return [members for _, members in groups]
-
-
-def layer_names(members: Sequence[LayerDecision]) -> str:
-    """Which layers a group is."""
-    runs: list[list[int]] = []
-    for layer in members:
-        if runs and layer.layer == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], layer.layer]
-        else:
-            runs.append([layer.layer])
-    if len(runs) > LISTED_RUNS:
-        return f"{len(members)} layers from {runs[0][0]} to {runs[-1][-1]}"
-    named = ", ".join("–".join(str(end) for end in run) for run in runs)
-    return f"layer {named}" if len(members) == 1 else f"layers {named}"
-
-
-def group_mix(members: Sequence[LayerDecision]) -> str:
-    """Paths of a group of layers, in shares and tokens."""
-    names = dict.fromkeys(path for layer in members for path in layer.tokens)
-    parts = []
-    total = sum(sum(layer.tokens.values()) for layer in members) / len(members)
-    ranked = sorted(names, key=lambda n: -sum(layer.tokens.get(n, 0) for layer in members))
-    for name in ranked:
-        counts = [layer.tokens.get(name, 0) for layer in members]
-        share = sum(counts) / len(counts) / total
-        tokens = f"{counts[0]}" if min(counts) == max(counts) else f"{min(counts)}–{max(counts)}"
-        parts.append(f"{name} {percent(share)} ({tokens} tokens)")
-    return ", ".join(parts) or "no KV"
-
-
 def busy(step_s: float, busy_s: Mapping[str, float], bottleneck: str) -> str:
     """What limits the step, and how busy each resource is."""
     ranked = sorted(busy_s, key=lambda name: (-busy_s[name], name))
@@ -291,32 +237,6 @@ def recompute_note(plan: Plan) -> str | None:
     low, high = min(ratios), max(ratios)
     ratio = f"{low:.1f}x" if low == high else f"{low:.1f}x to {high:.1f}x"
     return f"activations are {ratio} the KV they rebuild: recompute from host memory cannot help"
-
-
-def column_title(name: str) -> str:
-    """Heading of a column of a sweep.
-
-    >>> column_title("hbm_bytes"), column_title("queue_depth")
-    ('hbm', 'queue depth')
-    """
-    for ending in ("_bytes_per_s", "_bytes", "_per_s"):
-        name = name.removesuffix(ending)
-    return name.replace("_", " ")
-
-
-def column_value(name: str, value: Any) -> str:
-    """A cell of a sweep in readable units.
-
-    >>> column_value("hbm_bytes", 2**30), column_value("batch", 4), column_value("allow", None)
-    ('1.0 GiB', '4', 'none')
-    """
-    if value is None:
-        return "none"
-    if name.endswith("_bytes_per_s"):
-        return format_rate(value)
-    if name.endswith("flop_per_s"):
-        return f"{value / 1e12:.4g} TFLOP/s"
-    return format_bytes(value) if name.endswith("_bytes") else str(value)
 
 
 def copies(found: Copies) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from kvplan import wording
+from kvplan.layer_groups import LISTED_GROUPS, group_mix, layer_groups, layer_names
 from kvplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -58,13 +59,10 @@ def _question(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _decision(plan: Plan) -> list[tuple[str, str]]:
-    groups = wording.layer_groups(plan.decision.layers, plan.inputs.workload.block)
-    if len(groups) > wording.LISTED_GROUPS:
+    groups = layer_groups(plan.decision.layers, plan.inputs.workload.block)
+    if len(groups) > LISTED_GROUPS:
         groups = [[layer for layer in plan.decision.layers if layer.tokens]]
-    rows = [
-        ("decision", f"{wording.layer_names(members)}: {wording.group_mix(members)}")
-        for members in groups
-    ]
+    rows = [("decision", f"{layer_names(members)}: {group_mix(members)}") for members in groups]
     rows += [("batch", line) for line in wording.batch_choice(plan)]
     return [*rows, ("pipeline", wording.pipeline(plan))]
 
@@ -214,37 +212,6 @@ def show_replay(
     rows += [("memory", line) for line in
              wording.memory(evaluation.memory_bytes, scenario.capacity)]  # fmt: skip
     console.print(facts(rows))
-
-
-def show_rows(console: Console, rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> None:
-    """Print rows of a sweep: what varies, and the answer.
-
-    Args:
-        console: where to.
-        rows: the rows.
-        varied: columns that tell them apart.
-    """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in varied:
-        table.add_column(wording.column_title(name), overflow="fold")
-    for title in ("step", "tokens/s", "gap", "limit"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("paths", overflow="fold")
-    for row in rows:
-        asked = [Text(wording.column_value(name, row[name])) for name in varied]
-        if row["status"] != "ok":
-            short = str(row["reason"]).partition(";")[0]
-            table.add_row(*asked, "", "", "", "", Text(short, style="dim"))
-            continue
-        gap = "" if row["gap"] is None else f"{100 * row['gap']:.1f} %"
-        shares = {name.removeprefix("share_"): row[name] for name in row
-                  if name.startswith("share_") and row[name]}  # fmt: skip
-        table.add_row(*asked, format_seconds(row["step_s"]), f"{row['tokens_per_s']:.4g}", gap,
-                      row["bottleneck"], Text(wording.mix(shares)))  # fmt: skip
-    console.print(table)
-    if any(row["level"] == "estimate" for row in rows):
-        console.print(Text("\nestimates: one schedule each, tokens not rounded to blocks; "
-                           "`kvplan solve` makes plans", style="dim"))  # fmt: skip
 
 
 def show_analysis(console: Console, profile: Profile, found: Analysis) -> None:

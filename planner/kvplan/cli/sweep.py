@@ -112,8 +112,8 @@ def sweep(
 
         sys.stdout.write(line(found[0]) + "".join(line(row.values()) for row in found))
     elif output is None:
-        from kvplan.cli.display import show_rows
         from kvplan.cli.output import console
+        from kvplan.cli.sweep_display import show_rows
 
         show_rows(console(), found, [column(name) for name in varied(request)])
 
