@@ -20,9 +20,9 @@ PAIRS = {
     # Almost everything resident: small stages, fixed times of copies and kernels.
     ("opt-6.7b", "h100-sxm-80gb", 32): 0.01,
     ("qwen3-0.6b", "t4", 32): 0.01,
-    ("llama-7b", "a100-80gb-pcie", 32): 0.01,
+    ("llama-7b", "a100-80gb-pcie", 32): 0.012,
     ("opt-1.3b", "rtx-4090", 32): 0.01,
-    ("var-d36", "rtx-6000-ada", 32): 0.01,
+    ("var-d36", "rtx-6000-ada", 32): 0.012,
     # Attention in a tier beside the GPU.
     ("gemma-7b", "what-if-near-memory", 32): 0.01,
     # A large head, during which the link fills its buffers and waits.
