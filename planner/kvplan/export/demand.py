@@ -55,6 +55,22 @@ class CacheDemand:
         """Format of the cache."""
         return self.plan.inputs.workload.kv_dtype
 
+    def dtype_as(self, words: Mapping[str, str], engine: str) -> str:
+        """An engine's word for the format of the cache.
+
+        Args:
+            words: formats that it has, to what it calls them.
+            engine: its name.
+
+        Raises:
+            InputError: it has none for this format.
+        """
+        if self.kv_dtype not in words:
+            *others, last = words
+            accepted = f"{', '.join(others)} or {last} for {engine}"
+            raise InputError("inputs.workload.kv_dtype", self.kv_dtype, accepted)
+        return words[self.kv_dtype]
+
     @property
     def block(self) -> int:
         """Tokens of a block as asked for; a plan may cut its own smaller, to fit better."""

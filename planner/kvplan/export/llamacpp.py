@@ -56,7 +56,7 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
             _cells(demand) * demand.token_bytes,
             change="a smaller batch or fewer tokens",
         )
-    dtype = DTYPES[demand.kv_dtype]
+    dtype = demand.dtype_as(DTYPES, "llama.cpp")
     options: dict[str, Any] = {
         "-m": f"{demand.model.name.rpartition('/')[2]}.gguf",
         "-c": _cells(demand),
@@ -81,9 +81,7 @@ def _attends_on_host(demand: CacheDemand, deployment: Deployment) -> bool:
     """Whether K and V lie in host memory; refuses plans that are neither there nor in HBM."""
     if deployment.ranks > 1:
         raise InputError("--tp", deployment.ranks, "1: -ts divides a model among GPUs unevenly")
-    if demand.kv_dtype not in DTYPES:
-        accepted = "fp16, bf16 or fp32 for llama.cpp"
-        raise InputError("inputs.workload.kv_dtype", demand.kv_dtype, accepted)
+    demand.dtype_as(DTYPES, "llama.cpp")
     if demand.streamed_weights:
         raise InputError(
             "decision.layers.streamed_weights", percent(demand.streamed_weights),

@@ -60,9 +60,7 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
         InputError: a format SGLang has not, a pool below one GB per rank or one page.
         InfeasibleError: HBM or host memory are too small.
     """
-    if demand.kv_dtype not in DTYPES:
-        accepted = "fp16, bf16 or fp8 for SGLang"
-        raise InputError("inputs.workload.kv_dtype", demand.kv_dtype, accepted)
+    demand.dtype_as(DTYPES, "SGLang")
     refuse_one_pool(demand, deployment)
     gigabytes = _gigabytes(demand, deployment)
     pool = _pool(demand, deployment, gigabytes, demand.block)
@@ -124,7 +122,7 @@ def _options(
         "--context-length": demand.tokens,
         "--max-running-requests": demand.batch,
         "--page-size": demand.block,
-        "--kv-cache-dtype": DTYPES[demand.kv_dtype],
+        "--kv-cache-dtype": demand.dtype_as(DTYPES, "SGLang"),
         "--enable-hierarchical-cache": None,
         "--hicache-size": gigabytes,
         "--hicache-write-policy": "write_back" if small else "write_through",

@@ -6,7 +6,6 @@ import math
 from shlex import quote
 from typing import Any
 
-from kvplan.errors import InputError
 from kvplan.export import flat_yaml
 from kvplan.export.command_line import join
 from kvplan.export.demand import CacheDemand
@@ -47,9 +46,7 @@ def export(demand: CacheDemand, deployment: Deployment, file: str) -> Export:
         InputError: a format TensorRT-LLM has not, or a pool below one block.
         InfeasibleError: HBM or host memory are too small.
     """
-    if demand.kv_dtype not in DTYPES:
-        accepted = "fp16, bf16 or fp8 for TensorRT-LLM"
-        raise InputError("inputs.workload.kv_dtype", demand.kv_dtype, accepted)
+    demand.dtype_as(DTYPES, "TensorRT-LLM")
     block = max(8, power_of_two(demand.block))
     pool, warnings = None, []
     if asked_bytes(demand, deployment) or isinstance(deployment.pool, int):
@@ -95,7 +92,7 @@ def _values(
         "enable_block_reuse": True,
         "host_cache_size": pool.rank_bytes if pool else 0,
         "tokens_per_block": block,
-        "dtype": DTYPES[demand.kv_dtype],
+        "dtype": demand.dtype_as(DTYPES, "TensorRT-LLM"),
     }
     folder = disk_path(demand, deployment)
     if folder:

@@ -117,9 +117,7 @@ def cache_dtype(demand: CacheDemand) -> str:
     Raises:
         InputError: it has none.
     """
-    if demand.kv_dtype not in DTYPES:
-        raise InputError("inputs.workload.kv_dtype", demand.kv_dtype, "fp16, bf16 or fp8 for vLLM")
-    return DTYPES[demand.kv_dtype]
+    return demand.dtype_as(DTYPES, "vLLM")
 
 
 def serve(demand: CacheDemand, deployment: Deployment, program: str, **transfer: str) -> str:
