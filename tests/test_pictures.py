@@ -21,7 +21,7 @@ from kvplan.evaluate import Evaluation
 from kvplan.forced import forced
 from kvplan.hardware_library import load_hardware
 from kvplan.model_library import load_model
-from kvplan.pictures import heat, lanes, pareto, ratio, roof, shares, style, tiers
+from kvplan.pictures import heat, lane_spans, pareto, ratio, roof, shares, style, tiers
 from kvplan.plan import Plan
 from kvplan.plan_file import encode
 from kvplan.planning import make_plan, replay
@@ -163,7 +163,7 @@ def test_a_step_of_the_timeline_is_as_busy_as_simulated(name: str) -> None:
     """Between two times one period apart each resource works as long as in one step."""
     found = judged(name)
     busy: dict[str, float] = defaultdict(float)
-    for span in lanes.spans_of(found, 0.0, found.step_s):
+    for span in lane_spans.spans_of(found, 0.0, found.step_s):
         busy[span.lane] += min(span.end_s, found.step_s) - max(span.begin_s, 0.0)
     for resource, busy_s in found.simulation.busy_s.items():
         assert busy[resource] == pytest.approx(busy_s, rel=1e-6, abs=1e-12), resource
@@ -172,8 +172,8 @@ def test_a_step_of_the_timeline_is_as_busy_as_simulated(name: str) -> None:
 @pytest.mark.parametrize("name", ["mixed", "host", "layers"])
 def test_a_buffer_has_one_holder_at_a_time(name: str) -> None:
     found = judged(name)
-    held: dict[str, list[lanes.Span]] = defaultdict(list)
-    for span in lanes.spans_of(found, 0.0, 2 * found.step_s):
+    held: dict[str, list[lane_spans.Span]] = defaultdict(list)
+    for span in lane_spans.spans_of(found, 0.0, 2 * found.step_s):
         if span.lane.startswith("buffer"):
             held[span.lane].append(span)
     depth = found.schedule.queue_depth
@@ -194,7 +194,7 @@ def test_a_measured_step_is_drawn_under_the_predicted_one() -> None:
     figure = pictures.timeline(plan("mixed"), trace)
     titles = [ax.get_title(loc="left") for ax in figure.axes]
     assert [t.split(",")[0] for t in titles] == ["predicted", "measured", "predicted", "measured"]
-    spans = lanes.measured_spans(trace)
+    spans = lane_spans.measured_spans(trace)
     assert (spans[0].begin_s, spans[0].lane) == (0.0, "gpu")
     assert spans[-1].end_s == pytest.approx(79e-6)
     with pytest.raises(InputError, match="measured"):
