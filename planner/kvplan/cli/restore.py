@@ -11,7 +11,8 @@ import typer
 from kvplan.cli.declarations import PlanOutput
 from kvplan.cli.options import asks_for
 from kvplan.cli.output import Json, check_writable, say
-from kvplan.cli.restore_options import SPELLED, RestoreRequest, question_of
+from kvplan.cli.restore_options import SPELLED, RestoreRequest
+from kvplan.cli.restore_question import question_of
 from kvplan.errors import InputError
 
 if TYPE_CHECKING:
