@@ -29,6 +29,7 @@ LEVELS = [
         "peak",
         "regret",
         "gap",
+        "interpolation",
     },
     {"hardware_parts", "slot", "link", "disk", "peer", "tier", "limits", "layer_parts", "layer"},
     {"model", "kv_size", "hardware", "hardware_change", "workload", "schedule", "objective"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,6 +10,7 @@ from itertools import pairwise
 from kvplan.curve import Curve
 from kvplan.errors import InputError
 from kvplan.hardware_parts import check_curve, positive, whole
+from kvplan.interpolation import between
 
 SMALL_READ_BYTES = 41 * 1024
 """Read size at which the most a drive gives, at any depth, is half of its sequential rate.
@@ -58,10 +58,7 @@ class Queue:
             return first_rate * depth / first
         if depth >= last:
             return last_rate
-        at = bisect_right(self.points, (depth, math.inf))
-        (low, low_rate), (high, high_rate) = self.points[at - 1], self.points[at]
-        part = math.log(depth / low) / math.log(high / low)
-        return float(low_rate * (high_rate / low_rate) ** part)
+        return between(self.points, depth)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

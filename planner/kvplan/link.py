@@ -8,14 +8,13 @@ Links
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.curve import Curve
 from kvplan.errors import InputError
 from kvplan.hardware_parts import check_curve, peak_rate, positive, whole
+from kvplan.interpolation import between
 from kvplan.slot import Slot
 
 SHARED_DIRECTIONS = 0.5
@@ -63,10 +62,7 @@ class Pieces:
             return first_s
         if size >= last:
             return last_s + (size - last) / beyond_bytes_per_s
-        at = bisect_right(self.points, (size, math.inf))
-        (low, low_s), (high, high_s) = self.points[at - 1], self.points[at]
-        part = math.log(size / low) / math.log(high / low)
-        return float(low_s * (high_s / low_s) ** part)
+        return between(self.points, size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
