@@ -1,7 +1,8 @@
 """Figures of every built-in model that did not come from kvplan (`model_table.csv`).
 
 Parameters: "meta-device count" instantiated the class of transformers 5.24.0 on the meta device;
-"published" is the authors' figure. Cache bytes are those of a 16-bit cache and one sequence, found
+"published" is the authors' figure; "formula" sums the
+matrices of the paper by hand. Cache bytes are those of a 16-bit cache and one sequence, found
 by running that class and summing its cache tensors where it exists, and by the published formula
 of its kind where not: per token while every window fills, per token at long context, what full
 windows hold, states, and cross-attention per source token; totals are rounded to 0.01 MiB and blank
@@ -66,9 +67,11 @@ UNTIED = {
 """Weights by which the counted class differs in whether the head shares the embedding."""
 
 ROUGH = {
-    "deepseek-ai/DeepSeek-V4-Flash": 0.002, "google/gemma-3n-E2B": 0.008, "google/gemma-3n-E4B": 0.008,
+    "deepseek-ai/DeepSeek-V4-Flash": 0.002, "deepseek-ai/DeepSeek-V4-Pro": 0.002,
+    "google/gemma-3n-E2B": 0.008, "google/gemma-3n-E4B": 0.008,
     "FoundationVision/Infinity-2B": 0.05, "FoundationVision/var-d36": 0.02,
     "FoundationVision/var-d30": 0.005, "stepfun-ai/Step-3.7-Flash": 0.0001,
 }  # fmt: skip
 """Relative difference of the rest: hyper-connections and hash tables (V4), alternating updates
-(gemma-3n), gates of heads (Step), adaptive norms and tables of visual models beside a figure published in two digits."""
+(gemma-3n), gates of heads (Step), adaptive norms and tables of visual models beside a figure
+published in two digits."""

@@ -556,3 +556,21 @@ def test_experts_of_a_latent_and_what_stands_beside_them(
     assert layer.mlp_params == weights + 64 * 4 + 64
     assert layer.experts is not None
     assert layer.intermediate >= 2 * 32 * more.get("moe_latent_size", 64) // 64
+
+
+def test_layers_that_share_a_cache_may_have_an_mlp_twice_as_wide() -> None:
+    keys = {**BASE, "model_type": "gemma4_text", "num_hidden_layers": 6, "num_kv_shared_layers": 2}
+    keys |= {"layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 512}
+    model = read_config({**keys, "use_double_wide_mlp": True}, name="m", source="test")
+    assert [layer.intermediate for layer in model.layers] == [8192] * 4 + [16384] * 2
+
+
+def test_two_attentions_share_the_experts_of_their_layer() -> None:
+    keys = {**BASE, **LATENT, "model_type": "longcat_flash", "num_layers": 2, "moe_topk": 2}
+    keys |= {"q_lora_rank": 1024, "n_routed_experts": 4, "expert_ffn_hidden_size": 32}
+    del keys["num_hidden_layers"]
+    layers = read_config({**keys, "zero_expert_num": 2}, name="m", source="test").layers
+    dense = 3 * 4096 * 8192 + 4096
+    experts = 4 * 3 * 4096 * 32 + 4096 * (4 + 2)
+    assert [layer.mlp_params for layer in layers] == [dense + experts, dense] * 2
+    assert [layer.experts is not None for layer in layers] == [True, False] * 2

@@ -66,6 +66,8 @@ def index() -> dict[str, dict[str, object]]:
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "meta-llama/Meta-Llama-3.1-8B"),
         ("deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3"),
         ("deepseek-r1:671b", "deepseek-ai/DeepSeek-R1"),
+        ("deepseek-r1:32b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
+        ("llama3.3", "meta-llama/Llama-3.3-70B-Instruct"),
         ("llama3:70b", "meta-llama/Meta-Llama-3-70B"),
         ("mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-Instruct-v0.2"),
         ("qwen2.5:14b", "Qwen/Qwen2.5-14B"),

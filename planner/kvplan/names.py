@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from kvplan.errors import InputError
 
@@ -160,7 +160,7 @@ def _of_family(wanted: str, spelled: Mapping[str, str]) -> list[str]:
     ['13b', '1.3b']
     """
     words = wanted.split()
-    shared = {s: len(os.path.commonprefix([words, s.split()])) for s in spelled}
+    shared = {s: _words_begun(words, s.split()) for s in spelled}
     most = max(shared.values(), default=0)
     if not most or len(words[0]) == 1:
         return []
@@ -169,6 +169,11 @@ def _of_family(wanted: str, spelled: Mapping[str, str]) -> list[str]:
         key=lambda spelling: -difflib.SequenceMatcher(None, spelling, wanted).ratio(),
     )
     return list(dict.fromkeys(spelled[spelling] for spelling in near))[:MOST_LISTED]
+
+
+def _words_begun(wanted: Sequence[str], known: Sequence[str]) -> int:
+    pairs = zip(wanted, known, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _alike(wanted: str, spelled: Mapping[str, str]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from kvplan.hf.blocks import read_layers
 from kvplan.hf.defaults import plain_type
 from kvplan.hf.formats import weight_dtype
@@ -12,7 +14,7 @@ from kvplan.hf.heads import Heads, read_heads
 from kvplan.hf.keys import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, POSITIONS, VOCAB, Keys
 from kvplan.hf.kinds import WINDOWS, Kind, read_kinds, with_one_window
 from kvplan.hf.latent import LatentHeads, index_params, index_width, latent_params, read_latent
-from kvplan.hf.mlp import NONE, Mlp, read_mlps
+from kvplan.hf.mlp import NONE, Mlp, dense_beside, read_mlps
 from kvplan.hf.states import read_state
 from kvplan.hf.traits import LLAMA, TRAITS, Traits, norm_width, switch
 from kvplan.layer import Latent, LayerSpec, State
@@ -73,9 +75,29 @@ def read_decoder(keys: Keys, family: str | None, source: str) -> ModelSpec:
                 reader, kind, mlp, own, latent, index in cross, index in shared, halves
             )
         found.append(_overridden(reader, known[key], kind, mlp, index, halves))
-    if family == "longcat_flash":  # two attentions in each layer, the second with a dense MLP
-        found = [layer for layer in found for _ in range(2)]
+    if family == "longcat_flash":
+        found = [half for layer in found for half in _two_attentions(reader, layer)]
     return model_around(keys, family, source, found, other_params=_per_layer_inputs(keys, layers))
+
+
+def _two_attentions(reader: _Reader, layer: LayerSpec) -> tuple[LayerSpec, LayerSpec]:
+    """A layer of two attentions, each with a dense MLP, as two: the experts stand beside the first.
+
+    Source: LongCat-Flash, arXiv 2509.01322; transformers 5.24, LongcatFlashDecoderLayer.
+    """
+    if not reader.keys.weights:
+        return layer, layer
+    dense = dense_beside(reader.keys, reader.traits, reader.hidden)
+    norm = norm_width(reader.keys, reader.traits, reader.hidden)
+    first = msgspec.structs.replace(
+        layer,
+        mlp_params=layer.mlp_params + dense.params,
+        intermediate=layer.intermediate + dense.intermediate,
+    )
+    second = msgspec.structs.replace(
+        layer, experts=None, mlp_params=dense.params + norm, intermediate=dense.intermediate
+    )
+    return first, second
 
 
 def _sharing_layers(keys: Keys, layers: int) -> frozenset[int]:

@@ -70,7 +70,15 @@ def _widths(keys: Keys, traits: Traits, hidden: int, layers: int, beside: bool) 
         return [keys.weight(INNER, MAX_WIDTH)] * layers
     widths = keys.per_layer(INNER, layers, MAX_WIDTH)
     assert widths is not None
+    if keys.flag("use_double_wide_mlp", False):  # Gemma 4: in layers that share another's cache
+        own = layers - (keys.maybe("num_kv_shared_layers", layers, low=0) or 0)
+        widths = [width * (1 if index < own else 2) for index, width in enumerate(widths)]
     return [width // traits.inner_divisor for width in widths]
+
+
+def dense_beside(keys: Keys, traits: Traits, hidden: int) -> Mlp:
+    """The dense MLP of a layer that has experts as well."""
+    return _dense(keys, traits, hidden, keys.weight(INNER, MAX_WIDTH))
 
 
 def _dense(keys: Keys, traits: Traits, hidden: int, width: int) -> Mlp:
@@ -93,7 +101,8 @@ def _experts(keys: Keys, traits: Traits, hidden: int, count: int) -> Mlp:
     latent = keys.maybe("moe_latent_size", MAX_WIDTH)
     inner = latent or hidden
     each = inner * width * matrices + traits.expert_bias * ((matrices - 1) * width + inner)
-    router = hidden * count + count * (traits.expert_bias or traits.router_bias)
+    routed = count + (keys.maybe("zero_expert_num", MAX_EXPERTS, low=0) or 0)
+    router = hidden * routed + routed * (traits.expert_bias or traits.router_bias)
     shared = width if traits.shared_expert else _shared_width(keys, width)
     around = hidden * shared * matrices + (hidden if traits.shared_gate and shared else 0)
     met = active * width + shared
@@ -102,7 +111,7 @@ def _experts(keys: Keys, traits: Traits, hidden: int, count: int) -> Mlp:
         met = shared + -(-(active * width * latent * matrices + 2 * hidden * latent)
                          // (hidden * matrices))  # fmt: skip
     if keys.flag("enable_moe_block", False):
-        beside = _dense(keys, traits, hidden, keys.weight(INNER, MAX_WIDTH))
+        beside = dense_beside(keys, traits, hidden)
         around += beside.params + 4 * hidden + count  # three norms and the router's two scales
         met += beside.intermediate
     experts = Experts(count=count, active=active, params=each)
