@@ -81,6 +81,8 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("--hbm", "24", "--hbm: '24' is not accepted: a size with its unit, such as 24GiB"),
     ("--kv-dtype", "q8_0", "--allow int8 stores blocks so"),
     ("--utilisation", "90", "such as 0.9"),
+    ("--gap", "0", "--gap: '0'"),
+    ("--gap", "150%", "--gap: '150%'"),
     ("--cpu-offload-gb", "10", "it moves weights, not KV"),
     ("--hbm", "", "--hbm: ''"),
     ("--utilisation", "0", "--utilisation: '0'"),

@@ -223,6 +223,20 @@ def test_options_are_respected(name: str) -> None:
     assert used <= set(options.paths or used)
 
 
+def test_a_search_that_is_content_sooner_has_a_true_bound_all_the_same() -> None:
+    hard = Scenario(model=load_model("opt-6.7b"), hardware=load_hardware("a100-pcie-80gb"),
+                    workload=Workload(batch=32, context=4096))  # fmt: skip
+    long = search(hard)
+    short = search(replace(hard, options=Options(gap=0.05)))
+    assert short.judged < long.judged
+    assert long.gap <= short.gap <= 0.05
+    assert short.bound_s <= long.best.step_s <= short.best.step_s
+    plan = make_plan(replace(hard, options=Options(gap=0.05)))
+    assert plan.inputs.options.gap == 0.05
+    with pytest.raises(InputError, match="gap"):
+        Options(gap=0.0)
+
+
 def test_a_baseline_that_takes_paths_not_named_is_only_compared_with() -> None:
     asked = Scenario(model=LLAMA, hardware=A100, workload=Workload(batch=1, context=1024),
                      options=Options(paths=("fetch", "recompute")))  # fmt: skip

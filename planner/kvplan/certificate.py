@@ -20,9 +20,6 @@ from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
 from kvplan.step import StepGraph
 
-GOOD_GAP = 1e-2
-"""A gap above this share is worth smaller blocks, sharper bounds and the block program."""
-
 MOST_SOLVES = 60
 """Fluid programs solved for one schedule at most; stopping early only loosens the bound."""
 
@@ -65,7 +62,7 @@ def raise_bounds(
             matter less with fewer stages and more buffers, so where a schedule's mixture brings
             nothing, none is tried for these.
     """
-    target_s, rows = step_s / (1 + GOOD_GAP), 0
+    target_s, rows = step_s / (1 + scenario.options.gap), 0
     in_vain: list[Schedule] = []
     while rows < MOST_ROWS:
         candidate = min(candidates, key=lambda c: c.bound_s)

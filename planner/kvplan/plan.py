@@ -14,7 +14,7 @@ from msgspec import Meta
 from kvplan.layer import LayerSpec
 from kvplan.limits import MAX_LAYERS
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 """Version of the plan format: readers accept older minor versions, refuse other major ones."""
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -109,6 +109,7 @@ class OptionInput(DocumentPart, frozen=True):
     refine_blocks: bool
     weights: Literal["auto", "resident", "streamed"]
     flexgen: list[Annotated[int, Meta(ge=0, le=100)]] | None = None
+    gap: Annotated[float, Meta(gt=0, le=1)] = 0.01
 
 
 class ObjectiveInput(DocumentPart, frozen=True):

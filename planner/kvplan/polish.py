@@ -10,7 +10,6 @@ from kvplan import block_program, program
 from kvplan.allocation import Place, in_groups, placed
 from kvplan.block_program import Goal
 from kvplan.candidates import Candidate, unit_graph
-from kvplan.certificate import GOOD_GAP
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
@@ -89,7 +88,7 @@ def thin_out(
 
     Arguments and result as those of `tighten`.
     """
-    good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
+    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.gap)
     smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
     trials: list[tuple[Candidate, Evaluation | None]] = [(chosen, best)]
     trials += [(c, best) for c in candidates if c is not chosen and alike(c, chosen)]
@@ -102,7 +101,7 @@ def thin_out(
         judged += 1
         if found is not None and found.step_s < best.step_s:
             best, chosen, block = found, candidate, smallest
-    if best.step_s <= good_s * (1 + GOOD_GAP):
+    if best.step_s <= good_s * (1 + scenario.options.gap):
         best = exchanged(scenario, best, good_s, block)
     return best, chosen, block, judged
 
@@ -144,12 +143,14 @@ def tighten(
         The best plan, its candidate, tokens per block of it, and how many were judged.
     """
     judged = 0
-    good_s = min(c.bound_s for c in candidates) * (1 + GOOD_GAP)
+    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.gap)
     if best.step_s <= good_s:
         return best, chosen, block, judged
     for candidate, size in islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS):
         goal = Goal(
-            least_s=good_s / (1 + GOOD_GAP), most_s=best.step_s * WORTH_TRYING, near=NEAR_ENOUGH
+            least_s=good_s / (1 + scenario.options.gap),
+            most_s=best.step_s * WORTH_TRYING,
+            near=NEAR_ENOUGH,
         )
         evaluation = in_blocks(scenario, candidate, size, free_place(candidate), goal)
         judged += 1

@@ -20,6 +20,9 @@ from kvplan.workload import Budgets, Workload
 HOST_RATE = "host_attention_bytes_per_s"
 """Override that gives grounds for attention on the host."""
 
+GOOD_GAP = 1e-2
+"""Proven distance from the optimum that a plan is to reach."""
+
 WEIGHTS = ("auto", "resident", "streamed")
 
 
@@ -38,9 +41,11 @@ class Options:
         boundary: see `Schedule`.
         mode: see `Schedule`.
         refine_blocks: whether blocks may be cut to as little as 4 tokens where whole ones
-            leave a gap above 1 %.
+            leave a gap that is not good enough.
         weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
         flexgen: FlexGen's six percentages for its baseline; None lets it search for its own.
+        gap: proven distance from the optimum that is good enough, as a share: the search goes on
+            with what takes longer only while the gap is above it.
     """
 
     paths: tuple[str, ...] | None = None
@@ -53,6 +58,7 @@ class Options:
     refine_blocks: bool = True
     weights: str = "auto"
     flexgen: tuple[int, ...] | None = None
+    gap: float = GOOD_GAP
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -63,6 +69,8 @@ class Options:
                 raise InputError("allow", name, f"some of {', '.join(QUANTISED_DTYPES)}")
             if not 0 < share <= 1:
                 raise InputError(f"allow {name}", share, "a share above 0 and at most 1")
+        if not 0 < self.gap <= 1:
+            raise InputError("gap", self.gap, "a share above 0 and at most 1")
         known = {"boundary": BOUNDARIES, "mode": MODES, "weights": WEIGHTS}
         for name, words in known.items():
             if getattr(self, name) not in words:

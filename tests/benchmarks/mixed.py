@@ -19,7 +19,7 @@ from kvplan.errors import InfeasibleError, InputError
 from kvplan.hardware_library import hardware_names, load_hardware
 from kvplan.model_library import load_model, model_names
 from kvplan.planning import make_plan
-from kvplan.scenario import Options, Scenario
+from kvplan.scenario import GOOD_GAP, Options, Scenario
 from kvplan.solve import find
 from kvplan.workload import Budgets, Workload
 
@@ -40,7 +40,7 @@ def drawn(count: int, seed: int) -> Iterator[tuple[str, str, dict[str, object]]]
         }  # fmt: skip
 
 
-def scenario(model: str, card: str, rest: dict[str, object]) -> Scenario:
+def scenario(model: str, card: str, rest: dict[str, object], gap: float) -> Scenario:
     """The scenario that was drawn."""
     batch, context, host = rest["batch"], rest["context"], rest["host"]
     assert isinstance(batch, int)
@@ -51,25 +51,25 @@ def scenario(model: str, card: str, rest: dict[str, object]) -> Scenario:
         hardware=load_hardware(card),
         workload=Workload(batch=batch, context=context),
         budgets=Budgets(dram_bytes=host * 2**30),
-        options=Options(allow=rest["allow"]),  # type: ignore[arg-type]
+        options=Options(allow=rest["allow"], gap=gap),  # type: ignore[arg-type]
     )
 
 
 def solved(
-    case: tuple[str, str, dict[str, object]], whole: bool
+    case: tuple[str, str, dict[str, object]], whole: bool, gap: float
 ) -> tuple[float, float | None, str]:
     """CPU seconds, proven gap (None where nothing fits) and a name."""
     start = time.process_time()
-    gap: float | None = None
+    proven: float | None = None
     with contextlib.suppress(InfeasibleError, InputError):  # nothing fits, or a model needs more
-        asked = scenario(*case)
+        asked = scenario(*case, gap)
         if whole:
-            gap = make_plan(asked).prediction.gap
+            proven = make_plan(asked).prediction.gap
         else:
             found = find(asked)
-            gap = None if found is None else found.gap
+            proven = None if found is None else found.gap
     spent = time.process_time() - start
-    return spent, gap, f"{case[0]} on {case[1]} {case[2]}"
+    return spent, proven, f"{case[0]} on {case[1]} {case[2]}"
 
 
 def main() -> None:
@@ -79,13 +79,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="with every baseline, as solve does")
+    parser.add_argument("--gap", type=float, default=GOOD_GAP, help="what solve's --gap says")
     asked = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     cases = list(drawn(asked.count, asked.seed))
     start = time.perf_counter()
     with multiprocessing.Pool(asked.cores) as pool:
-        solve = functools.partial(solved, whole=asked.whole)
+        solve = functools.partial(solved, whole=asked.whole, gap=asked.gap)
         rows = pool.map(solve, cases, chunksize=8)
     wall = time.perf_counter() - start
     spent = sum(row[0] for row in rows)
