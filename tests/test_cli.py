@@ -322,6 +322,8 @@ def test_models_lists_and_shows() -> None:
     assert llama["act_over_kv"] == 0.5
     assert llama["grade"] == "V"
     listed = run("models").out
+    assert all(sum(row["name"] in line for line in listed.splitlines()) for row in rows)
+    assert len(listed.splitlines()) < len(rows) + 10  # a line each
     assert all(row["name"] in listed for row in rows)
     assert run("models", "list").out == listed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -51,21 +52,30 @@ def params(row: Row) -> str:
 
 
 def show_models(console: Console, rows: Sequence[Row]) -> None:
-    """Print the list of models."""
+    """Print the list of models, a line each: without short names where they have no room."""
+    table = _models(rows, ["short name"])
+    short = (name for row in rows for name in row["aliases"] if "/" not in name)
+    widest = max(map(len, short), default=0)
+    if Measurement.get(console, console.options, _models(rows)).maximum + widest > console.width:
+        table = _models(rows)
+    console.print(table)
+    console.print(Text("\nKV/token: fp16, all layers; act/KV: activations over the KV they rebuild "
+                       f"(1 and above: recompute from host memory cannot help)\n{GRADES}",
+                       style="dim"))  # fmt: skip
+
+
+def _models(rows: Sequence[Row], last: Sequence[str] = ()) -> Table:
     figures = ["layers", "params", "KV/token", "act/KV", "positions", "grade"]
-    table = _table(["name"], figures, ["short name"])
+    table = _table(["name"], figures, last)
     table.columns[0].no_wrap = True
     for row in rows:
         short = min((alias for alias in row["aliases"] if "/" not in alias), key=len, default="")
         table.add_row(
             Text(row["name"]), str(row["layers"]), f"{row['params'] / 1e9:.1f} B",
             format_bytes(row["kv_bytes_per_token"]), ratio(row["act_over_kv"]),
-            str(row["max_positions"] or "?"), row["grade"], Text(short),
+            str(row["max_positions"] or "?"), row["grade"], *[Text(short)] * len(last),
         )  # fmt: skip
-    console.print(table)
-    console.print(Text("\nKV/token: fp16, all layers; act/KV: activations over the KV they rebuild "
-                       f"(1 and above: recompute from host memory cannot help)\n{GRADES}",
-                       style="dim"))  # fmt: skip
+    return table
 
 
 def show_model(console: Console, rows: Sequence[Row]) -> None:
