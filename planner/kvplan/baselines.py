@@ -14,9 +14,7 @@ from kvplan.batching import Batching, batching_of, with_batching
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation
 from kvplan.flexgen_baseline import flexgen_percentages
-from kvplan.forced import Played as Played
-from kvplan.forced import forced as forced
-from kvplan.forced import forced_schedule
+from kvplan.forced import Played, forced, forced_schedule
 from kvplan.hardware import ONE_POOL
 from kvplan.kvpr_baseline import kvpr_pipelined, kvpr_serial
 from kvplan.objective import Objective

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from kvplan import solve
 from kvplan.batch_limit import reason
 from kvplan.batch_scan import Scan, ranked
-from kvplan.batching import Batching, Trial, next_larger, with_batching
-from kvplan.batching import batching_of as batching_of
+from kvplan.batching import Batching, Trial, batching_of, next_larger, with_batching
 from kvplan.candidates import NEAR
 from kvplan.scenario import Scenario
 from kvplan.step_limit import infeasible

@@ -11,15 +11,16 @@ import msgspec
 from msgspec import Meta
 
 from kvplan import units
-from kvplan.baselines import BASELINES, Played, forced
+from kvplan.baselines import BASELINES
+from kvplan.batching import batching_of
 from kvplan.errors import InfeasibleError, InputError
 from kvplan.evaluate import Evaluation
+from kvplan.forced import Played, forced
 from kvplan.hardware import HardwareProfile
 from kvplan.model_library import load_model
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import search
-from kvplan.throughput import batching_of
 from kvplan.workload import Budgets, Workload
 
 Share = Annotated[float, Meta(ge=0, le=1)]

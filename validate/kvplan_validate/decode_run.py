@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kvplan.allocation import tokens_by_path
-from kvplan.baselines import forced
 from kvplan.errors import InfeasibleError
 from kvplan.evaluate import Evaluation
+from kvplan.forced import forced
 from kvplan.scenario import Scenario
 from kvplan_validate.decoding import Decoding, Planner, block_bytes, placement
 from kvplan_validate.harness import DTYPES, SMALL_POOL, Bench

@@ -141,8 +141,8 @@ class Issue(_Tiny):
 
 def small_step(layers: int) -> tuple[Any, Any, float]:
     """Pools, an eager runtime of a small model, and how many launches its step graph counts."""
-    from kvplan.baselines import forced
     from kvplan.evaluate import Evaluation
+    from kvplan.forced import forced
     from kvplan.hardware_library import load_hardware
     from kvplan.model import LayerSpec, ModelSpec
     from kvplan.scenario import Scenario

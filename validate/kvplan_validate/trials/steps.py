@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from kvplan import cost
-from kvplan.baselines import forced
 from kvplan.errors import ResourceError
 from kvplan.evaluate import Evaluation
+from kvplan.forced import forced
 from kvplan.graph import Operation
 from kvplan.hardware import override
 from kvplan.model_library import load_model
