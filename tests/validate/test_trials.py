@@ -168,7 +168,7 @@ def test_without_a_gpu_every_trial_is_skipped(tmp_path: Path) -> None:
 def test_what_to_run_must_be_clear(more: tuple[str, ...]) -> None:
     result = run("validate", *(["--trials"] if more else []), *more)
     assert result.code == 2
-    assert "PLAN, --grid or --trials" in result.err
+    assert "PLAN, --grid, --trials or --again" in result.err
 
 
 def test_the_table_shows_every_trial() -> None:
