@@ -227,14 +227,14 @@ def test_a_search_that_is_content_sooner_has_a_true_bound_all_the_same() -> None
     hard = Scenario(model=load_model("opt-6.7b"), hardware=load_hardware("a100-pcie-80gb"),
                     workload=Workload(batch=32, context=4096))  # fmt: skip
     long = search(hard)
-    short = search(replace(hard, options=Options(gap=0.05)))
+    short = search(replace(hard, options=Options(good_gap=0.05)))
     assert short.judged < long.judged
     assert long.gap <= short.gap <= 0.05
     assert short.bound_s <= long.best.step_s <= short.best.step_s
-    plan = make_plan(replace(hard, options=Options(gap=0.05)))
-    assert plan.inputs.options.gap == 0.05
-    with pytest.raises(InputError, match="gap"):
-        Options(gap=0.0)
+    plan = make_plan(replace(hard, options=Options(good_gap=0.05)))
+    assert plan.inputs.options.good_gap == 0.05
+    with pytest.raises(InputError, match="good_gap"):
+        Options(good_gap=0.0)
 
 
 def test_a_baseline_that_takes_paths_not_named_is_only_compared_with() -> None:

@@ -62,7 +62,7 @@ def raise_bounds(
             matter less with fewer stages and more buffers, so where a schedule's mixture brings
             nothing, none is tried for these.
     """
-    target_s, rows = step_s / (1 + scenario.options.gap), 0
+    target_s, rows = step_s / (1 + scenario.options.good_gap), 0
     in_vain: list[Schedule] = []
     while rows < MOST_ROWS:
         candidate = min(candidates, key=lambda c: c.bound_s)

@@ -109,7 +109,7 @@ class OptionInput(DocumentPart, frozen=True):
     refine_blocks: bool
     weights: Literal["auto", "resident", "streamed"]
     flexgen: list[Annotated[int, Meta(ge=0, le=100)]] | None = None
-    gap: Annotated[float, Meta(gt=0, le=1)] = 0.01
+    good_gap: Annotated[float, Meta(gt=0, le=1)] = 0.01
 
 
 class ObjectiveInput(DocumentPart, frozen=True):

@@ -88,7 +88,7 @@ def thin_out(
 
     Arguments and result as those of `tighten`.
     """
-    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.gap)
+    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.good_gap)
     smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
     trials: list[tuple[Candidate, Evaluation | None]] = [(chosen, best)]
     trials += [(c, best) for c in candidates if c is not chosen and alike(c, chosen)]
@@ -101,7 +101,7 @@ def thin_out(
         judged += 1
         if found is not None and found.step_s < best.step_s:
             best, chosen, block = found, candidate, smallest
-    if best.step_s <= good_s * (1 + scenario.options.gap):
+    if best.step_s <= good_s * (1 + scenario.options.good_gap):
         best = exchanged(scenario, best, good_s, block)
     return best, chosen, block, judged
 
@@ -143,12 +143,12 @@ def tighten(
         The best plan, its candidate, tokens per block of it, and how many were judged.
     """
     judged = 0
-    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.gap)
+    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
         return best, chosen, block, judged
     for candidate, size in islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS):
         goal = Goal(
-            least_s=good_s / (1 + scenario.options.gap),
+            least_s=good_s / (1 + scenario.options.good_gap),
             most_s=best.step_s * WORTH_TRYING,
             near=NEAR_ENOUGH,
         )

@@ -44,8 +44,8 @@ class Options:
             leave a gap that is not good enough.
         weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
         flexgen: FlexGen's six percentages for its baseline; None lets it search for its own.
-        gap: proven distance from the optimum that is good enough, as a share: the search goes on
-            with what takes longer only while the gap is above it.
+        good_gap: proven distance from the optimum that is good enough, as a share: the search goes
+            on with what takes longer only while the gap is above it.
     """
 
     paths: tuple[str, ...] | None = None
@@ -58,7 +58,7 @@ class Options:
     refine_blocks: bool = True
     weights: str = "auto"
     flexgen: tuple[int, ...] | None = None
-    gap: float = GOOD_GAP
+    good_gap: float = GOOD_GAP
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -69,8 +69,8 @@ class Options:
                 raise InputError("allow", name, f"some of {', '.join(QUANTISED_DTYPES)}")
             if not 0 < share <= 1:
                 raise InputError(f"allow {name}", share, "a share above 0 and at most 1")
-        if not 0 < self.gap <= 1:
-            raise InputError("gap", self.gap, "a share above 0 and at most 1")
+        if not 0 < self.good_gap <= 1:
+            raise InputError("good_gap", self.good_gap, "a share above 0 and at most 1")
         known = {"boundary": BOUNDARIES, "mode": MODES, "weights": WEIGHTS}
         for name, words in known.items():
             if getattr(self, name) not in words:

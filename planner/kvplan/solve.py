@@ -94,7 +94,7 @@ def find(scenario: Scenario) -> Search | None:
     if best is None or chosen is None:
         return None
     block = scenario.workload.block
-    if best.step_s > least_bound(candidates) * (1 + scenario.options.gap):
+    if best.step_s > least_bound(candidates) * (1 + scenario.options.good_gap):
         best, chosen, block, extra = close_gap(scenario, candidates, best, chosen)
         judged += extra
     bound_s = min(least_bound(candidates), best.step_s)
@@ -116,7 +116,7 @@ def close_gap(
     if best.step_s <= least_bound(candidates) * (1 + FAR):
         raise_bounds(scenario, candidates, best.step_s)
     for finer in finer_blocks(scenario):
-        if best.step_s <= least_bound(candidates) * (1 + scenario.options.gap):
+        if best.step_s <= least_bound(candidates) * (1 + scenario.options.good_gap):
             break
         trial, of, extra = judge(with_block(scenario, finer), likely)
         judged += extra
@@ -126,7 +126,7 @@ def close_gap(
         best, chosen, block, extra = better(scenario, candidates, best, chosen, block)
         judged += extra
         gap = best.step_s / least_bound(candidates) - 1
-        if gap > scenario.options.gap:
+        if gap > scenario.options.good_gap:
             raise_bounds(scenario, candidates, best.step_s, mixing=gap <= WORTH_MIXING)
     return best, chosen, block, judged
 

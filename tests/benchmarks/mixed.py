@@ -51,7 +51,7 @@ def scenario(model: str, card: str, rest: dict[str, object], gap: float) -> Scen
         hardware=load_hardware(card),
         workload=Workload(batch=batch, context=context),
         budgets=Budgets(dram_bytes=host * 2**30),
-        options=Options(allow=rest["allow"], gap=gap),  # type: ignore[arg-type]
+        options=Options(allow=rest["allow"], good_gap=gap),  # type: ignore[arg-type]
     )
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--whole", action="store_true", help="with every baseline, as solve does")
-    parser.add_argument("--gap", type=float, default=GOOD_GAP, help="what solve's --gap says")
+    parser.add_argument("--gap", type=float, default=GOOD_GAP, help="what solve's --good-gap says")
     asked = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")

@@ -28,7 +28,7 @@ def scenarios(count: int, gap: float) -> list[Scenario]:
         base = Scenario(
             model=load_model(MODELS[k % 4]), hardware=machine,
             workload=Workload(batch=(4, 16, 32, 64)[k // 12 % 4], context=2048 * (1 + k // 48 % 8)),
-            options=Options(gap=gap),
+            options=Options(good_gap=gap),
         )  # fmt: skip
         hbm = round(base.capacity["hbm"] * (1.0, 0.9, 0.8)[k // 384 % 3])
         found.append(dataclasses.replace(base, budgets=Budgets(hbm_bytes=hbm)))
@@ -44,7 +44,7 @@ def main() -> None:
     """Print rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenarios", type=int, default=384)
-    parser.add_argument("--gap", type=float, default=GOOD_GAP, help="what solve's --gap says")
+    parser.add_argument("--gap", type=float, default=GOOD_GAP, help="what solve's --good-gap says")
     asked = parser.parse_args()
     print(f"{asked.scenarios} scenarios, {cores()} cores")
     for level in LEVELS:

@@ -34,6 +34,7 @@ SPELLINGS = {
     "--ranks": ("tp", "tp-size", "tensor-parallel", "tensor-parallel-size", "world-size", "gpus"),
     "--gpus": ("num-gpus", "gpu-count", "tp", "tp-size"),
     "--cache": ("host-cache", "cpu-cache"),
+    "--good-gap": ("gap", "mip-gap", "tolerance"),
     "--piece": ("block-size", "chunk", "chunk-size", "page-size"),
     "--block-size": ("page-size", "tokens-per-block", "block"),
 }  # fmt: skip
