@@ -24,7 +24,8 @@ HEAD_DIM = ("head_dim", "attention_head_dim", "d_kv", "d_head", "dim_head", "hea
 CHANNELS = "kv_channels"
 """Width of a head where none of the above gives it."""
 
-INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "dim_ff")
+INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "dim_ff",
+         "ff_intermediate_size")  # fmt: skip
 VOCAB = ("vocab_size", "padded_vocab_size", "n_vocab")
 POSITIONS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx",
