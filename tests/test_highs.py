@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from strategies import examples
 
-from kvplan.highs import Limits, Optimum, Rows, minimise, minimise_whole
+from kvplan import highs
+from kvplan.errors import KvplanError
+from kvplan.hardware_library import load_hardware
+from kvplan.highs import Limits, Optimum, Rows, Way, minimise, minimise_whole
+from kvplan.model_library import load_model
+from kvplan.scenario import Scenario
+from kvplan.solve import find
+from kvplan.units import GIB
+from kvplan.workload import Budgets, Workload
 
 AGREE = 1e-6
 
@@ -130,3 +138,51 @@ def test_what_the_solver_prints_stays_off_standard_output(
     print("data")
     assert found == pytest.approx([1.0])
     assert capfd.readouterr().out == "data\n"
+
+
+WAYS = {f"{way['solver']}-{number}": way for number, way in enumerate(highs.LARGE_WAYS)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(program=programs())
+@examples(50)
+def test_every_way_finds_the_optimum(way: str, program: Drawn) -> None:
+    wanted = by_scipy(*program)
+    with patch.object(highs, "SMALL_WAYS", (WAYS[way],)):
+        found = minimise(*program)
+    if wanted is None or found is None:
+        assert wanted is None
+        assert found is None
+        return
+    cost = program[0]
+    assert sum(c * found.values[i] for i, c in cost.items()) == pytest.approx(wanted, abs=AGREE)
+
+
+def test_where_one_way_stops_the_next_one_goes_on() -> None:
+    rows = Rows()
+    rows.add({0: -1.0, 1: -2.0}, -6.0)
+    rows.add({0: -2.0, 1: -1.0}, -6.0)
+    program = ({0: 1.0, 1: 1.0}, rows, [(0.0, None), (0.0, None)])
+    usual = highs.SMALL_WAYS[0]
+    stopped: Way = {**usual, "simplex_iteration_limit": 0}
+    free: Way = {**usual, "simplex_iteration_limit": 2**31 - 1}
+    try:
+        with patch.object(highs, "SMALL_WAYS", (stopped,)), pytest.raises(KvplanError):
+            minimise(*program)
+        with patch.object(highs, "SMALL_WAYS", (stopped, free)):
+            found = minimise(*program)
+    finally:
+        with patch.object(highs, "SMALL_WAYS", (free,)):
+            assert minimise(*program) is not None
+    assert found is not None
+    assert found.values == pytest.approx([2.0, 2.0])
+
+
+def test_a_program_that_the_usual_way_leaves_without_an_answer() -> None:
+    asked = Scenario(
+        model=load_model("codellama-13b"), hardware=load_hardware("a10g"),
+        workload=Workload(batch=128, context=8192), budgets=Budgets(dram_bytes=1024 * GIB),
+    )  # fmt: skip
+    found = find(asked)
+    assert found is not None
+    assert found.gap < 0.01

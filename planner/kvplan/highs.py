@@ -25,8 +25,25 @@ LARGE_ROWS = 500
 they save on small ones.
 """
 
-DUAL, PRIMAL = 1, 4
-"""HiGHS's numbers for the two."""
+Way = Mapping[str, str | int]
+"""Options of HiGHS."""
+
+_DUAL: Way = {"solver": "simplex", "simplex_strategy": 1}
+_PRIMAL: Way = {"solver": "simplex", "simplex_strategy": 4}
+_INTERIOR: Way = {"solver": "ipm", "presolve": "on", "simplex_strategy": 1}
+SMALL_WAYS: tuple[Way, ...] = (
+    {"presolve": "off", **_DUAL},
+    {"presolve": "on", **_PRIMAL},
+    _INTERIOR,
+)
+LARGE_WAYS: tuple[Way, ...] = (
+    {"presolve": "on", **_PRIMAL},
+    {"presolve": "off", **_DUAL},
+    _INTERIOR,
+)
+"""The order of trying: one program in some ten thousand, badly scaled, ends without an answer at
+this tolerance one way and is solved another way.
+"""
 
 Limits = Sequence[tuple[float, float | None]]
 """Least and most of each column; None for no limit."""
@@ -124,21 +141,22 @@ def minimise(cost: Mapping[int, float], rows: Rows, limits: Limits) -> Optimum |
     import highspy
 
     solver = _solver()
-    large = len(rows.most) > LARGE_ROWS
-    solver.setOptionValue("presolve", "on" if large else "off")
-    solver.setOptionValue("simplex_strategy", PRIMAL if large else DUAL)
     _pass(solver, cost, rows, limits)
-    solver.run()
-    status = solver.getModelStatus()
-    if status in (
-        highspy.HighsModelStatus.kInfeasible,
-        highspy.HighsModelStatus.kUnboundedOrInfeasible,
-    ):
-        return None
-    if status != highspy.HighsModelStatus.kOptimal:
-        raise KvplanError(f"the solver stopped: {solver.modelStatusToString(status)}")
-    solution = solver.getSolution()
-    return Optimum(list(solution.col_value), list(solution.row_dual))
+    for way in LARGE_WAYS if len(rows.most) > LARGE_ROWS else SMALL_WAYS:
+        for option, value in way.items():
+            solver.setOptionValue(option, value)
+        solver.run()
+        status = solver.getModelStatus()
+        if status in (
+            highspy.HighsModelStatus.kInfeasible,
+            highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        ):
+            return None
+        if status == highspy.HighsModelStatus.kOptimal:
+            solution = solver.getSolution()
+            return Optimum(list(solution.col_value), list(solution.row_dual))
+        solver.clearSolver()
+    raise KvplanError(f"the solver stopped: {solver.modelStatusToString(status)}")
 
 
 def minimise_whole(
@@ -176,7 +194,6 @@ def _solver() -> Highs:
     """This thread's solver of linear programs."""
     if not hasattr(_kept, "solver"):
         solver = _made()
-        solver.setOptionValue("solver", "simplex")
         solver.setOptionValue("primal_feasibility_tolerance", FEASIBILITY_TOLERANCE)
         solver.setOptionValue("dual_feasibility_tolerance", FEASIBILITY_TOLERANCE)
         _kept.solver = solver
