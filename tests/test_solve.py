@@ -23,7 +23,7 @@ from kvplan.model_library import load_model
 from kvplan.planning import make_plan
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.solve import Search, search
+from kvplan.solve import Search, explore, leave_out, search
 from kvplan.units import GIB, parse_bytes
 from kvplan.workload import Budgets, Workload
 
@@ -235,6 +235,24 @@ def test_a_search_that_is_content_sooner_has_a_true_bound_all_the_same() -> None
     assert plan.inputs.options.good_gap == 0.05
     with pytest.raises(InputError, match="good_gap"):
         Options(good_gap=0.0)
+
+
+def test_a_path_that_makes_the_plan_wait_is_left_out() -> None:
+    asked = Scenario(
+        model=load_model("rednote-hilab/dots.llm1.inst"), hardware=load_hardware("what-if-c2c"),
+        workload=Workload(batch=8, context=65536), budgets=Budgets(dram_bytes=1024 * GIB),
+        options=Options(allow={"int8": 1.0}, good_gap=0.05),
+    )  # fmt: skip
+    _, mixed, chosen, _ = explore(asked)
+    assert mixed is not None
+    assert chosen is not None
+    assert mixed.paths == {"recompute", "fetch_int8"}  # both resources less busy, and half idle
+    better, _, judged = leave_out(asked, mixed, chosen)
+    assert judged > 0
+    assert better.paths == {"fetch_int8"}
+    assert better.step_s < 0.7 * mixed.step_s
+    assert better.overflow(asked.capacity) is None
+    assert search(asked).gap < 0.05
 
 
 def test_a_baseline_that_takes_paths_not_named_is_only_compared_with() -> None:

@@ -9,7 +9,7 @@ and the chosen plan is proven.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan import fluid
 from kvplan.candidates import (
@@ -22,6 +22,7 @@ from kvplan.candidates import (
     unbuilt,
 )
 from kvplan.certificate import WORTH_MIXING, raise_bounds
+from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
 from kvplan.infeasible import explain_infeasible
@@ -82,14 +83,8 @@ def find(scenario: Scenario) -> Search | None:
     resident = everything_resident(scenario)
     if resident is not None:
         return without_offload(scenario, resident)
-    candidates = bounded_candidates(scenario)
-    if not candidates:
-        return None
-    for candidate in candidates:
-        try_on_unit(scenario, candidate)
-    candidates += deeper_candidates(scenario, candidates)
-    best, chosen, judged = judge(scenario, candidates)
-    if best is None:
+    candidates, best, chosen, judged = explore(scenario)
+    if best is None and candidates:
         best, chosen = simplest_of(scenario, candidates)
     if best is None or chosen is None:
         return None
@@ -99,6 +94,51 @@ def find(scenario: Scenario) -> Search | None:
         judged += extra
     bound_s = min(least_bound(candidates), best.step_s)
     return Search(best, bound_s, chosen.relaxation, len(candidates), judged, block)
+
+
+def explore(scenario: Scenario) -> tuple[list[Candidate], Evaluation | None, Candidate | None, int]:
+    """Every schedule with its bound, the best plan of them with its candidate, and how many were
+    judged; no plan where rounding found none that fits.
+    """
+    candidates = bounded_candidates(scenario)
+    if not candidates:
+        return candidates, None, None, 0
+    for candidate in candidates:
+        try_on_unit(scenario, candidate)
+    candidates += deeper_candidates(scenario, candidates)
+    return candidates, *judge(scenario, candidates)
+
+
+def leave_out(
+    scenario: Scenario, best: Evaluation, chosen: Candidate
+) -> tuple[Evaluation, Candidate, int]:
+    """Plans with one path fewer, as long as that makes them better.
+
+    Where a path's operations wait for each other in every stage, the fluid optimum mixes it in for
+    what it takes off another resource, and the plan pays for the waits.
+
+    Returns:
+        The best plan, its candidate, and how many were judged.
+    """
+    names = list(dict.fromkeys(p.name for paths in scenario.paths.values() for p in paths))
+    judged = 0
+    while len(names) > 1:
+        found: list[tuple[Evaluation, Candidate, list[str]]] = []
+        for name in sorted(best.paths.intersection(names)):
+            fewer = [other for other in names if other != name]
+            options = replace(scenario.options, paths=tuple(fewer))
+            try:
+                _, plan, of, extra = explore(replace(scenario, options=options))
+            except InputError:  # a kind of layer that has no other path
+                continue
+            judged += extra
+            if plan is not None and of is not None:
+                found.append((plan, of, fewer))
+        better = min(found, key=lambda trial: trial[0].step_s, default=None)
+        if better is None or better[0].step_s >= best.step_s * (1 - NEAR):
+            break
+        best, chosen, names = better
+    return best, chosen, judged
 
 
 def close_gap(
@@ -111,6 +151,8 @@ def close_gap(
         The best plan, its candidate, tokens per block of it, and how many were judged.
     """
     judged, block = 0, scenario.workload.block
+    if best.step_s > least_bound(candidates) * (1 + FAR):
+        best, chosen, judged = leave_out(scenario, best, chosen)
     likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
     candidates += unbuilt(scenario, candidates)
     if best.step_s <= least_bound(candidates) * (1 + FAR):
