@@ -355,6 +355,11 @@ def unit_play(
     return graph, values, simulate(graph, values)
 
 
+def least_bound(candidates: Sequence[Candidate]) -> float:
+    """The bound over all candidates, seconds."""
+    return min(c.bound_s for c in candidates)
+
+
 def simplicity(candidate: Candidate) -> tuple[int, int, int, int]:
     """Resident weights, then token ranges, then few stages, then few buffers come first."""
     schedule = candidate.schedule

@@ -118,7 +118,7 @@ def simplest(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
     layers = range(len(scenario.model.layers))
     block = scenario.workload.block
     most = max(-(-scenario.cached_tokens(i) // block) for i in layers)
-    names = dict.fromkeys(p.name for paths in scenario.paths.values() for p in paths)
+    names = scenario.path_names
     keeps = "resident" in names
     best: Evaluation | None = None
     for name in (n for n in names if n != "resident"):

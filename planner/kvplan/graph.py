@@ -164,6 +164,21 @@ class StepGraph:
                 total[operation.resource] = total.get(operation.resource, 0.0) + moved
         return total
 
+    def by_layer(
+        self, values: Sequence[float]
+    ) -> tuple[list[dict[tuple[int | None, str], float]], list[float]]:
+        """For each layer of the graph: tokens by stage and path, and the share of its weights that
+        is streamed.
+        """
+        tokens: list[dict[tuple[int | None, str], float]] = [{} for _ in self.tokens]
+        streamed = [0.0] * len(self.tokens)
+        for variable, value in zip(self.variables, values, strict=True):
+            if variable.path == "stream_weights":
+                streamed[variable.layer] = min(value, 1.0)
+            else:
+                tokens[variable.layer][variable.stage, variable.path] = value
+        return tokens, streamed
+
 
 class GraphBuilder:
     """Appends operations to a graph; each resource serves its own in the order of appending."""

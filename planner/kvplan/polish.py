@@ -9,7 +9,7 @@ from itertools import islice
 from kvplan import block_program, program
 from kvplan.allocation import Place, in_groups, placed
 from kvplan.block_program import Goal
-from kvplan.candidates import Candidate, unit_graph
+from kvplan.candidates import Candidate, least_bound, unit_graph
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
@@ -88,7 +88,7 @@ def thin_out(
 
     Arguments and result as those of `tighten`.
     """
-    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.good_gap)
+    good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
     trials: list[tuple[Candidate, Evaluation | None]] = [(chosen, best)]
     trials += [(c, best) for c in candidates if c is not chosen and alike(c, chosen)]
@@ -143,7 +143,7 @@ def tighten(
         The best plan, its candidate, tokens per block of it, and how many were judged.
     """
     judged = 0
-    good_s = min(c.bound_s for c in candidates) * (1 + scenario.options.good_gap)
+    good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
         return best, chosen, block, judged
     for candidate, size in islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS):
@@ -246,13 +246,7 @@ def in_blocks(
         )
         if values is None:
             return None
-        wanted: list[dict[tuple[int | None, str], float]] = [{} for _ in unit.tokens]
-        shares = [0.0] * len(unit.tokens)
-        for variable, value in zip(unit.variables, values, strict=True):
-            if variable.path == "stream_weights":
-                shares[variable.layer] = min(value, 1.0)
-            else:
-                wanted[variable.layer][variable.stage, variable.path] = value
+        wanted, shares = unit.by_layer(values)
         layers = range(len(scenario.model.layers))
         tokens = [scenario.cached_tokens(i) for i in layers]
         allocation = placed(tokens, wanted, block, free)

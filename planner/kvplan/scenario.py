@@ -201,6 +201,11 @@ class Scenario:
             found[layer] = undominated(usable, self.hardware, layer, dtype, weights)
         return found
 
+    @property
+    def path_names(self) -> tuple[str, ...]:
+        """Names of all paths that some kind of layer may use."""
+        return tuple(dict.fromkeys(p.name for paths in self.paths.values() for p in paths))
+
     def _usable(self, layer: LayerSpec) -> str:
         """Which paths could be named, and why no others."""
         dtype = self.workload.kv_dtype

@@ -17,6 +17,7 @@ from kvplan.candidates import (
     Candidate,
     bounded_candidates,
     deeper_candidates,
+    least_bound,
     simplicity,
     try_on_unit,
     unbuilt,
@@ -25,6 +26,7 @@ from kvplan.certificate import WORTH_MIXING, raise_bounds
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
+from kvplan.gap import gap
 from kvplan.infeasible import explain_infeasible
 from kvplan.polish import finer_blocks, thin_out, tighten, with_block
 from kvplan.resident import everything_resident
@@ -63,7 +65,7 @@ class Search:
     @property
     def gap(self) -> float:
         """Proven distance from the optimum, as a share of the bound."""
-        return max(self.best.step_s / self.bound_s - 1.0, 0.0) if self.bound_s > 0 else 0.0
+        return gap(self.best.step_s, self.bound_s)
 
 
 def search(scenario: Scenario) -> Search:
@@ -120,7 +122,7 @@ def leave_out(
     Returns:
         The best plan, its candidate, and how many were judged.
     """
-    names = list(dict.fromkeys(p.name for paths in scenario.paths.values() for p in paths))
+    names = list(scenario.path_names)
     judged = 0
     while len(names) > 1:
         found: list[tuple[Evaluation, Candidate, list[str]]] = []
@@ -167,15 +169,10 @@ def close_gap(
     for better in (thin_out, tighten):
         best, chosen, block, extra = better(scenario, candidates, best, chosen, block)
         judged += extra
-        gap = best.step_s / least_bound(candidates) - 1
-        if gap > scenario.options.good_gap:
-            raise_bounds(scenario, candidates, best.step_s, mixing=gap <= WORTH_MIXING)
+        left = best.step_s / least_bound(candidates) - 1
+        if left > scenario.options.good_gap:
+            raise_bounds(scenario, candidates, best.step_s, mixing=left <= WORTH_MIXING)
     return best, chosen, block, judged
-
-
-def least_bound(candidates: Sequence[Candidate]) -> float:
-    """The bound over all candidates, seconds."""
-    return min(c.bound_s for c in candidates)
 
 
 def without_offload(scenario: Scenario, resident: Evaluation) -> Search:

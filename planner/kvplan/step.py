@@ -305,9 +305,8 @@ class _Builder(GraphBuilder):
         attend = cost.attend_staged if staged else cost.attend
         key = (attend.__name__, self.kind[layer])
         if key not in self.curves:
-            tokens = self.model.layers[layer].cached_tokens(self.workload.tokens)
-            most = self.most_tokens(tokens, staged=staged)
             spec, sequences = self.model.layers[layer], self.workload.micro_batch
+            most = self.most_tokens(spec.cached_tokens(self.workload.tokens), staged=staged)
             size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * sequences
             dtype, new = self.workload.kv_dtype, self.workload.new_tokens
             curve = attend(self.hardware, spec, dtype, sequences, most)

@@ -121,13 +121,7 @@ def _rounded(
         if solution is None:
             break
         values = solution.values
-        wanted: list[dict[Place, float]] = [{} for _ in graph.tokens]
-        shares = [0.0] * len(graph.tokens)
-        for variable, value in zip(graph.variables, values, strict=True):
-            if variable.path == "stream_weights":
-                shares[variable.layer] = min(value, 1.0)
-            else:
-                wanted[variable.layer][variable.stage, variable.path] = value
+        wanted, shares = graph.by_layer(values)
         repeated = [wanted[layer % len(wanted)] for layer in range(count)]
         places = [layer % len(wanted) for layer in range(count)]
         groups = scenario.classes if len(wanted) == count else places
