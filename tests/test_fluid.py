@@ -149,6 +149,23 @@ def test_shortfall_is_what_is_missing(scenario: Scenario, data: st.DataObject) -
         assert (fluid.bound(graph, scenario.classes, widened) is not None) is fits
 
 
+@examples(60)
+@given(scenarios(2), st.data())
+def test_without_room_no_schedule_fits(scenario: Scenario, data: st.DataObject) -> None:
+    """What is stored takes the same room under every schedule; buffers come on top."""
+    one, other = (
+        full_graph(scenario, data.draw(schedules(len(scenario.model.layers)))) for _ in range(2)
+    )
+    assume(len(one.operations) + len(other.operations) < 1000)
+    assume(one.schedule.stream_weights == other.schedule.stream_weights)
+    capacity = tight(one, data.draw(shares))
+    room = fluid.has_room(one, scenario.classes, capacity)
+    assert fluid.has_room(other, scenario.classes, capacity) is room
+    free = replace(other, buffers=[])
+    assert (fluid.bound(free, scenario.classes, capacity) is not None) is room
+    assert room or fluid.bound(other, scenario.classes, capacity) is None
+
+
 def test_quality_limits_inexact_paths() -> None:
     """A quarter of the tokens may be int8, at 1.0625 of 2 bytes; the rest cross whole."""
     scenario = Scenario(model=model([layer()]), hardware=ideal(link=1e6),

@@ -97,9 +97,10 @@ def bounded_candidates(scenario: Scenario) -> list[Candidate]:
     Unless asked for, weights are streamed only where they leave little HBM or do not fit.
     """
     depth = min(scenario.options.queue_depths)
-    found: list[Candidate | None] = []
+    found: list[Candidate] = []
     for stream in streaming(scenario):
         whole: StepGraph | None = None
+        has_room: bool | None = None
         for schedule in schedules(scenario, stream, depth):
             if whole is not None and schedule.axis == "layer":
                 flow = regrouped(whole, schedule)
@@ -107,8 +108,17 @@ def bounded_candidates(scenario: Scenario) -> list[Candidate]:
                 flow = flow_graph(scenario, schedule)
             if schedule.axis == "layer" and can_regroup(scenario, flow):
                 whole = flow
-            found.append(bounded(scenario, schedule, flow))
-    return [candidate for candidate in found if candidate is not None]
+            candidate = bounded(scenario, schedule, flow)
+            if candidate is not None:
+                found.append(candidate)
+                continue
+            if has_room is None:  # schedules differ in their buffers alone
+                has_room = fluid.has_room(
+                    flow, scenario.classes, scenario.capacity, scenario.quality
+                )
+            if not has_room:
+                break
+    return found
 
 
 def streaming(scenario: Scenario) -> tuple[bool, ...]:

@@ -7,6 +7,7 @@ whatever the model, so the search asks it first.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,23 @@ def bound(
     """
     statement = state(graph, classes, capacity, quality, staging=staging)
     return solve(statement)
+
+
+def has_room(
+    graph: StepGraph,
+    classes: Sequence[int],
+    capacity: Mapping[str, float],
+    quality: Mapping[str, float] | None = None,
+) -> bool:
+    """Whether tiers can hold what is stored, buffers taking nothing: what every schedule needs.
+
+    Arguments as those of `bound`.
+    """
+    statement = Statement(dataclasses.replace(graph, buffers=[]), classes)
+    define_capacity(statement, capacity, widen=False)
+    define_tokens(statement)
+    define_quality(statement, quality or {})
+    return solve(statement) is not None
 
 
 def shortfall(
