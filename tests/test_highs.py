@@ -16,7 +16,7 @@ from strategies import examples
 from kvplan import highs
 from kvplan.errors import KvplanError
 from kvplan.hardware_library import load_hardware
-from kvplan.highs import Limits, Optimum, Rows, Way, minimise, minimise_whole
+from kvplan.highs import Limits, Optimum, Rows, Standing, Way, minimise, minimise_whole
 from kvplan.model_library import load_model
 from kvplan.scenario import Scenario
 from kvplan.solve import find
@@ -122,6 +122,29 @@ def test_what_was_solved_before_leaves_no_trace(drawn: Drawn, before: Drawn) -> 
     first = minimise(*drawn)
     minimise(*before)
     assert minimise(*drawn) == first
+
+
+@examples(150)
+@given(programs(), st.data())
+def test_other_bounds_solved_from_the_optimum_before_agree_with_scipy(
+    drawn: Drawn, data: st.DataObject
+) -> None:
+    cost, rows, limits = drawn
+    standing = Standing(cost, rows, limits)
+    standing.minimise()
+    for _ in range(3):
+        numbers = st.integers(0, max(len(rows.most) - 1, 0))
+        changed = data.draw(st.dictionaries(numbers, st.integers(-20, 20).map(float)))
+        changed = changed if rows.most else {}
+        found = standing.minimise(changed)
+        for row, bound in changed.items():
+            rows.most[row] = bound
+            rows.least[row] = bound if np.isfinite(rows.least[row]) else -np.inf
+        other = by_scipy(cost, rows, limits)
+        assert (found is None) == (other is None)
+        check(rows, limits, found, cost)
+        if found is not None:
+            assert value_of(cost, found.values) == pytest.approx(other, rel=AGREE, abs=AGREE)
 
 
 def test_what_the_solver_prints_stays_off_standard_output(

@@ -242,6 +242,27 @@ def test_twice_as_fast_a_machine_halves_the_optimum(data: st.DataObject) -> None
 
 @examples(60)
 @given(st.data())
+def test_a_repeated_program_is_a_new_one_with_its_bounds(data: st.DataObject) -> None:
+    """Less of a tier and another block, solved from the optimum before."""
+    scenario = data.draw(scenarios(2))
+    graph = full_graph(scenario, data.draw(schedules(len(scenario.model.layers))))
+    assume(len(graph.operations) < 300)
+    capacity, block = tight(graph, 1.0), scenario.workload.block
+    repeated = program.Repeated(program.state(graph, capacity, block=block))
+    repeated.solve()
+    for share, size in ((0.7, block), (0.4, block // 2), (0.9, 0)):
+        less = tight(graph, share)
+        held = {tier: limit - graph.constant_bytes.get(tier, 0.0) for tier, limit in less.items()}
+        bounds = {f"capacity[{tier}]": limit for tier, limit in held.items()}
+        found = repeated.solve(bounds | {"even_stages[": float(size)})
+        fresh = program.solve(program.state(graph, less, block=size))
+        assert (found is None) == (fresh is None)
+        if found is not None and fresh is not None:
+            assert found.step_s == pytest.approx(fresh.step_s, rel=EXACT)
+
+
+@examples(60)
+@given(st.data())
 def test_more_of_anything_never_hurts(data: st.DataObject) -> None:
     scenario = data.draw(scenarios(2))
     schedule = data.draw(schedules(len(scenario.model.layers)))

@@ -45,6 +45,9 @@ LARGE_WAYS: tuple[Way, ...] = (
 this tolerance one way and is solved another way.
 """
 
+_AGAIN: tuple[Way, ...] = ({"presolve": "off", **_DUAL}, *LARGE_WAYS)
+"""With other bounds an optimum stays dual feasible."""
+
 Limits = Sequence[tuple[float, float | None]]
 """Least and most of each column; None for no limit."""
 
@@ -138,11 +141,54 @@ def minimise(cost: Mapping[int, float], rows: Rows, limits: Limits) -> Optimum |
     >>> minimise({0: 1.0, 1: 1.0}, rows, [(0.0, None), (0.0, 2.0)])
     Optimum(values=[2.0, 2.0], duals=[-1.0])
     """
-    import highspy
-
     solver = _solver()
     _pass(solver, cost, rows, limits)
-    for way in LARGE_WAYS if len(rows.most) > LARGE_ROWS else SMALL_WAYS:
+    return _optimum(solver, _ways(rows))
+
+
+class Standing:
+    """A linear program that is solved again with other bounds of its rows, each time from the
+    optimum before.
+
+    >>> rows = Rows()
+    >>> rows.add({0: -1.0, 1: -2.0}, -6.0)
+    >>> program = Standing({0: 1.0, 1: 1.0}, rows, [(0.0, None), (0.0, 2.0)])
+    >>> program.minimise(), program.minimise({0: -4.0}).values
+    (Optimum(values=[2.0, 2.0], duals=[-1.0]), [0.0, 2.0])
+    """
+
+    def __init__(self, cost: Mapping[int, float], rows: Rows, limits: Limits) -> None:
+        """Give the program to a solver of its own."""
+        self._solver, self._rows = _exact(), rows
+        self._ways = _ways(rows)
+        _pass(self._solver, cost, rows, limits)
+
+    def minimise(self, most: Mapping[int, float] | None = None) -> Optimum | None:
+        """The optimum, or None where nothing is feasible.
+
+        Args:
+            most: rows and their new bounds, which stay; an equation keeps its sense.
+
+        Raises:
+            KvplanError: the solver gave up.
+        """
+        for row, bound in (most or {}).items():
+            least = -np.inf if np.isinf(self._rows.least[row]) else bound
+            self._solver.changeRowBounds(row, least, bound)
+        found = _optimum(self._solver, self._ways)
+        self._ways = _AGAIN
+        return found
+
+
+def _ways(rows: Rows) -> Sequence[Way]:
+    return LARGE_WAYS if len(rows.most) > LARGE_ROWS else SMALL_WAYS
+
+
+def _optimum(solver: Highs, ways: Sequence[Way]) -> Optimum | None:
+    """Run the solver, one way after the other until it has an answer."""
+    import highspy
+
+    for way in ways:
         for option, value in way.items():
             solver.setOptionValue(option, value)
         solver.run()
@@ -193,12 +239,17 @@ def minimise_whole(
 def _solver() -> Highs:
     """This thread's solver of linear programs."""
     if not hasattr(_kept, "solver"):
-        solver = _made()
-        solver.setOptionValue("primal_feasibility_tolerance", FEASIBILITY_TOLERANCE)
-        solver.setOptionValue("dual_feasibility_tolerance", FEASIBILITY_TOLERANCE)
-        _kept.solver = solver
+        _kept.solver = _exact()
     found: Highs = _kept.solver
     return found
+
+
+def _exact() -> Highs:
+    """A solver of linear programs, with tight tolerances."""
+    solver = _made()
+    solver.setOptionValue("primal_feasibility_tolerance", FEASIBILITY_TOLERANCE)
+    solver.setOptionValue("dual_feasibility_tolerance", FEASIBILITY_TOLERANCE)
+    return solver
 
 
 def _made() -> Highs:

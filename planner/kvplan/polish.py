@@ -13,6 +13,7 @@ from kvplan.candidates import Candidate, least_bound, unit_graph
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
+from kvplan.program import Repeated
 from kvplan.scenario import Scenario
 from kvplan.thin import solved, thinned
 
@@ -97,9 +98,9 @@ def thin_out(
     for candidate, plan in trials:
         if best.step_s <= good_s:
             return best, chosen, block, judged
-        found = thinned(scenario, candidate.schedule, smallest, plan)
+        found = thinned(scenario, candidate.schedule, smallest, plan, best.step_s)
         judged += 1
-        if found is not None and found.step_s < best.step_s:
+        if found is not None:
             best, chosen, block = found, candidate, smallest
     if best.step_s <= good_s * (1 + scenario.options.good_gap):
         best = exchanged(scenario, best, good_s, block)
@@ -120,7 +121,7 @@ def worth_thinning(scenario: Scenario, candidates: Sequence[Candidate]) -> list[
         if candidate.schedule.axis == "token" and len(candidate.unit.operations) <= LARGEST_THINNED
     ]
     small.sort(key=lambda c: c.bound_s)
-    return optima(scenario, small[:PLAYED])[:THINNED]
+    return optima(scenario, small[:PLAYED], THINNED)
 
 
 def tighten(
@@ -184,24 +185,30 @@ def promising(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candi
         if len(candidate.unit.operations) <= LARGEST_BLOCKS
         and candidate.schedule.boundary == "overlap"
     ]
-    return optima(scenario, small)[:POLISHED]
+    return optima(scenario, small, POLISHED)
 
 
-def optima(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates sorted by the optimum of the full program of a unit."""
-    found = []
-    for candidate in candidates:
+def optima(scenario: Scenario, candidates: Sequence[Candidate], most: int) -> list[Candidate]:
+    """The candidates with the least optima of the full program of a unit, so many at most; found
+    in order of their bounds, which no optimum is below.
+    """
+    found: list[tuple[float, Candidate]] = []
+    for candidate in sorted(candidates, key=lambda c: c.bound_s):
+        if len(found) >= most and found[most - 1][0] <= candidate.bound_s:
+            break
         unit = unit_graph(scenario, candidate.schedule)
         solution = solved(
-            program.state(
-                unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
+            Repeated(
+                program.state(
+                    unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
+                )
             )
         )
         if solution is not None:
             candidate.built = unit
             found.append((solution.step_s, candidate))
-    found.sort(key=lambda pair: pair[0])
-    return [candidate for _, candidate in found]
+            found.sort(key=lambda pair: pair[0])
+    return [candidate for _, candidate in found[:most]]
 
 
 def block_for(scenario: Scenario, candidate: Candidate) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvplan.curve import Piece
-from kvplan.highs import Rows, minimise
+from kvplan.highs import Optimum, Rows, Standing, minimise
 from kvplan.step import StepGraph
 
 
@@ -281,17 +281,48 @@ def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | 
     """
     rows, row_scale = scaled_rows(program)
     limits = scaled_limits(program)
-    count = len(program.graph.variables)
     if fixed is not None:
+        count = len(program.graph.variables)
         limits[:count] = [(v / s, v / s) for v, s in zip(fixed, program.scale, strict=False)]
     found = minimise({program.period: 1.0}, rows, limits)
-    if found is None:
-        return None
+    return None if found is None else _solution(program, found, row_scale)
+
+
+class Repeated:
+    """A program that is solved again and again with other bounds of its rows."""
+
+    def __init__(self, program: Program) -> None:
+        """State it to the solver, which keeps it and each optimum to start the next one from."""
+        self.program = program
+        rows, self._divided = scaled_rows(program)
+        self._standing = Standing({program.period: 1.0}, rows, scaled_limits(program))
+
+    def solve(self, bounds: Mapping[str, float] | None = None) -> Solution | None:
+        """The optimum, or None where no allocation is feasible.
+
+        Args:
+            bounds: start of a row's name to the row's new bound, which stays.
+
+        Raises:
+            KvplanError: the solver gave up.
+        """
+        most = {
+            number: bound / self._divided[number]
+            for start, bound in (bounds or {}).items()
+            for number, row in enumerate(self.program.rows)
+            if row.name.startswith(start)
+        }
+        found = self._standing.minimise(most)
+        return None if found is None else _solution(self.program, found, self._divided)
+
+
+def _solution(program: Program, found: Optimum, row_scale: Sequence[float]) -> Solution:
+    """An optimum in SI units."""
     values = [value * size for value, size in zip(found.values, program.scale, strict=True)]
     capacity, weight = _duals(program, found.duals, row_scale)
     return Solution(
         step_s=values[program.period] * program.graph.cycles,
-        values=tuple(values[:count]),
+        values=tuple(values[: len(program.graph.variables)]),
         start_s=tuple(values[program.start : program.start + len(program.graph.operations)]),
         capacity_s_per_byte=capacity,
         weight=weight,

@@ -98,16 +98,19 @@ def find(scenario: Scenario) -> Search | None:
     return Search(best, bound_s, chosen.relaxation, len(candidates), judged, block)
 
 
-def explore(scenario: Scenario) -> tuple[list[Candidate], Evaluation | None, Candidate | None, int]:
+def explore(
+    scenario: Scenario, most_s: float = float("inf")
+) -> tuple[list[Candidate], Evaluation | None, Candidate | None, int]:
     """Every schedule with its bound, the best plan of them with its candidate, and how many were
-    judged; no plan where rounding found none that fits.
+    judged; no plan where rounding found none that fits, or no trial takes less than ``most_s``.
     """
     candidates = bounded_candidates(scenario)
-    if not candidates:
-        return candidates, None, None, 0
     for candidate in candidates:
         try_on_unit(scenario, candidate)
-    candidates += deeper_candidates(scenario, candidates)
+    if candidates:
+        candidates += deeper_candidates(scenario, candidates)
+    if min((c.trial_s for c in candidates), default=most_s) >= most_s:
+        return candidates, None, None, 0
     return candidates, *judge(scenario, candidates)
 
 
@@ -130,7 +133,7 @@ def leave_out(
             fewer = [other for other in names if other != name]
             options = replace(scenario.options, paths=tuple(fewer))
             try:
-                _, plan, of, extra = explore(replace(scenario, options=options))
+                _, plan, of, extra = explore(replace(scenario, options=options), best.step_s)
             except InputError:  # a kind of layer that has no other path
                 continue
             judged += extra
@@ -166,12 +169,12 @@ def close_gap(
         judged += extra
         if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
             best, chosen, block = trial, of, finer
-    for better in (thin_out, tighten):
+    for better, mixing in ((thin_out, False), (tighten, True)):
         best, chosen, block, extra = better(scenario, candidates, best, chosen, block)
         judged += extra
         left = best.step_s / least_bound(candidates) - 1
         if left > scenario.options.good_gap:
-            raise_bounds(scenario, candidates, best.step_s, mixing=left <= WORTH_MIXING)
+            raise_bounds(scenario, candidates, best.step_s, mixing=mixing and left <= WORTH_MIXING)
     return best, chosen, block, judged
 
 

@@ -8,7 +8,7 @@ its own tokens, and what rounding to blocks leaves over goes to the same place o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvplan import program
 from kvplan.allocation import Allocation, Place, laid_out, spread, unevenness
@@ -17,6 +17,7 @@ from kvplan.errors import KvplanError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.graph import StepGraph
 from kvplan.paths import REGISTRY, Path
+from kvplan.program import Repeated, Solution
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 
@@ -40,9 +41,14 @@ Paths = dict[tuple[int, int | None], list[Path]]
 
 
 def thinned(
-    scenario: Scenario, schedule: Schedule, block: int, plan: Evaluation | None = None
+    scenario: Scenario,
+    schedule: Schedule,
+    block: int,
+    plan: Evaluation | None = None,
+    most_s: float = float("inf"),
 ) -> Evaluation | None:
-    """The best plan found; None where no program fits, or its graph is too large.
+    """The best plan found; None where no program fits, its graph is too large, or no plan takes
+    less than ``most_s``.
 
     Args:
         scenario: the question; its blocks are what a stage may differ by from the mean of its
@@ -51,6 +57,7 @@ def thinned(
         block: tokens per block of the plan.
         plan: use the paths that each stage of this plan has; None: all, of one unit where layers
             repeat.
+        most_s: only steps shorter than this are of use.
     """
     unit = unit_layers(scenario.model, cyclic(schedule)) if plan is None else None
     layers = range(len(scenario.model.layers)) if unit is None else unit
@@ -66,10 +73,12 @@ def thinned(
         graph = build_unit(scenario, schedule, structure, unit)
         if len(graph.operations) > (LARGEST if plan is None else LARGEST_PLAN):
             return best
-        tries = 1 if number == 0 and plan is None else TRIES
-        values, found = _rounded(scenario, schedule, graph, block, tries)
-        if found is not None and (best is None or found.step_s < best.step_s):
-            best = found
+        if number == 0 and plan is None:  # the optimum pays for paths that it does not use
+            values, found = _rounded(scenario, schedule, graph, block, 1)
+        else:
+            values, found = _rounded(scenario, schedule, graph, block, TRIES, most_s)
+        if found is not None and found.step_s < most_s:
+            best, most_s = found, found.step_s
         fewer = without_few(structure, graph, values, block) if values else structure
         if fewer == structure:
             break
@@ -108,41 +117,62 @@ def without_few(structure: Paths, graph: StepGraph, values: Sequence[float], blo
 
 
 def _rounded(
-    scenario: Scenario, schedule: Schedule, graph: StepGraph, block: int, tries: int
+    scenario: Scenario,
+    schedule: Schedule,
+    graph: StepGraph,
+    block: int,
+    tries: int,
+    most_s: float = float("inf"),
 ) -> tuple[Sequence[float], Evaluation | None]:
-    """The program's optimum, and its plan in blocks, with less of a tier where that overflows."""
+    """The program's optimum, and its plan in blocks, with less of a tier where that overflows; no
+    plan where the optimum takes ``most_s`` or more.
+    """
     capacity = dict(scenario.capacity)
-    count = len(scenario.model.layers)
     uneven = max(scenario.workload.block - block, 0)
+    stated = Repeated(program.state(graph, capacity, quality=scenario.quality, block=uneven))
+    solution, tightened = solved(stated), dict[str, float]()
     values: Sequence[float] = ()
     for _ in range(tries):
-        stated = program.state(graph, capacity, quality=scenario.quality, block=uneven)
-        solution = solved(stated)
+        if tightened:
+            solution = solved(stated, tightened)
         if solution is None:
             break
         values = solution.values
-        wanted, shares = graph.by_layer(values)
-        repeated = [wanted[layer % len(wanted)] for layer in range(count)]
-        places = [layer % len(wanted) for layer in range(count)]
-        groups = scenario.classes if len(wanted) == count else places
-        tokens = [scenario.cached_tokens(layer) for layer in range(count)]
-        allocation = diffused(tokens, repeated, groups, block)
-        streamed = [shares[layer % len(shares)] for layer in range(count)]
-        found = evaluate(scenario, schedule, allocation, streamed)
+        if solution.step_s >= most_s:
+            break
+        found = plan_near(scenario, schedule, graph, values, block)
         over = found.overflow(scenario.capacity)
-        if over is None and is_even(scenario, found):
+        if over is not None:
+            tier, excess = over
+            capacity[tier] -= excess
+            tightened = {f"capacity[{tier}]": capacity[tier] - graph.constant_bytes.get(tier, 0.0)}
+        elif is_even(scenario, found):
             return values, found
-        if over is None:
+        elif not uneven:
+            break
+        else:
             uneven = max(uneven - block, 0)
-            continue
-        capacity[over[0]] -= over[1]
+            tightened = {"even_stages[": float(uneven)}
     return values, None
 
 
-def solved(stated: program.Program) -> program.Solution | None:
+def plan_near(
+    scenario: Scenario, schedule: Schedule, graph: StepGraph, values: Sequence[float], block: int
+) -> Evaluation:
+    """The plan in blocks near the values of a graph's variables, whether it fits or not."""
+    layers = range(len(scenario.model.layers))
+    wanted, shares = graph.by_layer(values)
+    places = [layer % len(wanted) for layer in layers]
+    groups = scenario.classes if len(wanted) == len(layers) else places
+    tokens = [scenario.cached_tokens(layer) for layer in layers]
+    allocation = diffused(tokens, [wanted[place] for place in places], groups, block)
+    return evaluate(scenario, schedule, allocation, [shares[place] for place in places])
+
+
+def solved(stated: Repeated, bounds: Mapping[str, float] | None = None) -> Solution | None:
     """The optimum of a program that the search can do without; None where the solver gives up."""
     try:
-        return program.solve(stated)
+        return stated.solve(bounds)
     except KvplanError:
         return None
 
