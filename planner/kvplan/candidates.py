@@ -35,7 +35,7 @@ class Candidate:
     Args:
         scenario: the question it was made for.
         schedule: axis, stages, queue depth.
-        flow: the graph that its fluid program is stated from (`flow_graph`).
+        flow: the graph that its fluid program is stated from (`flow_graph`), small.
         relaxation: optimum of the fluid program.
         bound_s: proven lower bound on its step.
         trial_s: step of the fractional allocation on the unit; infinite until played.
@@ -63,6 +63,13 @@ class Candidate:
             self.built = unit_graph(self.scenario, self.schedule)
         return self.built
 
+    @property
+    def size(self) -> int:
+        """Operations of its unit."""
+        if self.built is None and unit_layers(self.scenario.model, cyclic(self.schedule)) is None:
+            return sum(self.flow.copies_of(operation) for operation in self.flow.operations)
+        return len(self.unit.operations)
+
 
 def bounded(scenario: Scenario, schedule: Schedule, flow: StepGraph) -> Candidate | None:
     """A schedule with the bound of its fluid program; None where nothing fits."""
@@ -70,7 +77,7 @@ def bounded(scenario: Scenario, schedule: Schedule, flow: StepGraph) -> Candidat
     if relaxation is None:
         return None
     found = Candidate(scenario, schedule, flow, relaxation, relaxation.step_s)
-    if schedule.axis == "token":
+    if schedule.axis == "token" and not flow.copies:
         found.built = flow
     return found
 
@@ -99,15 +106,15 @@ def bounded_candidates(scenario: Scenario) -> list[Candidate]:
     depth = min(scenario.options.queue_depths)
     found: list[Candidate] = []
     for stream in streaming(scenario):
-        whole: StepGraph | None = None
+        grouped: StepGraph | None = None
         has_room: bool | None = None
         for schedule in schedules(scenario, stream, depth):
-            if whole is not None and schedule.axis == "layer":
-                flow = regrouped(whole, schedule)
+            if grouped is not None and schedule.axis == "layer":
+                flow = regrouped(grouped, scenario.classes, schedule)
             else:
                 flow = flow_graph(scenario, schedule)
-            if schedule.axis == "layer" and can_regroup(scenario, flow):
-                whole = flow
+            if schedule.axis == "layer":
+                grouped = flow
             candidate = bounded(scenario, schedule, flow)
             if candidate is not None:
                 found.append(candidate)
@@ -227,42 +234,68 @@ def unit_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
 
 
 def flow_graph(scenario: Scenario, schedule: Schedule) -> StepGraph:
-    """A graph with the fluid program of the unit's, which forgets order: the unit itself, or on the
-    layer axis the shortest run of layers that repeats, staging buffers scaled to the mean group.
+    """A graph with the fluid program of the unit's, which forgets order: one layer of each kind. On
+    the layer axis the mean group of layers is what a staging buffer holds.
     """
-    count = len(scenario.model.layers)
-    alike = unit_layers(scenario.model, dataclasses.replace(cyclic(schedule), axis="token"))
-    if schedule.axis == "token" or alike is None or len(alike) * schedule.stages > count:
-        return unit_graph(scenario, schedule)
-    structure = full_structure(scenario, schedule, alike)
-    graph = build_unit(scenario, schedule, structure, alike)
-    larger = count / (len(alike) * schedule.stages)
-    for buffer in graph.buffers:
-        if buffer.holds == "stages":
-            buffer.tenants = [{v: size * larger for v, size in t.items()} for t in buffer.tenants]
+    classes, schedule = scenario.classes, cyclic(schedule)
+    alike = {classes.index(each): classes.count(each) for each in dict.fromkeys(classes)}
+    layers = list(alike)
+    graph = build_step(
+        scenario.model,
+        scenario.hardware,
+        scenario.workload,
+        schedule,
+        full_structure(scenario, schedule, layers),
+        layers,
+        alike if len(alike) > 1 else None,
+    )
+    if schedule.axis == "layer":
+        passes = 1 + max(o.micro_batch for o in graph.operations)
+        groups = filled_groups(graph, classes) * (
+            passes if scenario.workload.schedule == "row" else 1
+        )
+        share_tenants(graph, {layer: count / groups for layer, count in alike.items()})
     return graph
 
 
-def can_regroup(scenario: Scenario, graph: StepGraph) -> bool:
-    """Whether a graph on the layer axis has every layer, each in one staging buffer."""
-    return len(graph.tokens) == len(scenario.model.layers) and scenario.workload.micro_batches == 1
+def filled_groups(graph: StepGraph, classes: Sequence[int]) -> int:
+    """Groups of layers, on the layer axis, of which any may stage tokens; at least one."""
+    staging = {classes[v.layer] for v in graph.variables if v.stage is not None}
+    filled = {
+        group_of(layer, len(classes), graph.schedule.stages)
+        for layer, each in enumerate(classes)
+        if each in staging
+    }
+    return max(len(filled), 1)
 
 
-def regrouped(graph: StepGraph, schedule: Schedule) -> StepGraph:
-    """A graph of all layers with these in another number of groups, for its fluid program: edges
-    and the stages of operations stay as they were.
-    """
-    tenants: list[dict[int, float]] = [{} for _ in range(schedule.stages)]
+def share_tenants(graph: StepGraph, share: Mapping[int, float]) -> None:
+    """Let staging buffers have one tenant, with so many times what each layer stages."""
     for buffer in graph.buffers:
-        for tenant in buffer.tenants if buffer.holds == "stages" else ():
-            for variable, size in tenant.items():
-                layer = graph.variables[variable].layer
-                tenants[group_of(layer, len(graph.tokens), schedule.stages)][variable] = size
-    filled = [tenant for tenant in tenants if tenant]
+        if buffer.holds == "stages":
+            mean: dict[int, float] = {}
+            for tenant in buffer.tenants:
+                for variable, size in tenant.items():
+                    own = size * share[graph.variables[variable].layer]
+                    mean[variable] = mean.get(variable, 0.0) + own
+            buffer.tenants = [mean]
+
+
+def regrouped(graph: StepGraph, classes: Sequence[int], schedule: Schedule) -> StepGraph:
+    """What `flow_graph` has on the layer axis, for another number of groups: edges and the stages
+    of operations stay as they were.
+    """
+    other = dataclasses.replace(graph, schedule=cyclic(schedule))
+    larger = filled_groups(graph, classes) / filled_groups(other, classes)
     buffers = [
-        dataclasses.replace(b, tenants=filled) if b.holds == "stages" else b for b in graph.buffers
+        dataclasses.replace(
+            b, tenants=[{v: size * larger for v, size in t.items()} for t in b.tenants]
+        )
+        if b.holds == "stages"
+        else b
+        for b in graph.buffers
     ]
-    return dataclasses.replace(graph, buffers=buffers, schedule=schedule)
+    return dataclasses.replace(other, buffers=buffers)
 
 
 def build_unit(

@@ -88,14 +88,16 @@ def raise_bounds(
 
 def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float:
     """A bound by branching; with streamed weights, where waits are long, by a mixture first."""
-    unit, block = candidate.unit, scenario.workload.block
+    block, waited_s = scenario.workload.block, 0.0
     given = (scenario.classes, scenario.capacity, scenario.quality)
-    waited_s = 0.0
-    if candidate.schedule.stream_weights and mixture.applies(unit, scenario.classes):
-        waited_s = mixture.bound(unit_graph(scenario, candidate.schedule), *given, block)
+    if candidate.schedule.stream_weights:
+        unit = unit_graph(scenario, candidate.schedule)
+        if mixture.applies(unit, scenario.classes):
+            waited_s = mixture.bound(unit, *given, block)
     if waited_s >= target_s:
         return waited_s
-    return max(waited_s, sharpened(unit, *given, block, target_s))
+    flow = candidate.flow if candidate.schedule.axis == "token" else candidate.unit
+    return max(waited_s, sharpened(flow, *given, block, target_s))
 
 
 def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[float, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kvplan import fluid
 from kvplan.allocation import Allocation, rounded
-from kvplan.candidates import Candidate, streamed, targets
+from kvplan.candidates import Candidate, cyclic, streamed, targets, unit_layers
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
@@ -56,12 +56,15 @@ def fit(scenario: Scenario, trial: Candidate) -> Evaluation | None:
     capacity = dict(scenario.capacity)
     layers = len(scenario.model.layers)
     quality = {**scenario.quality, **away_shares(scenario, trial)}
-    margin = block_bytes(scenario, trial.unit)
+    margin = block_bytes(scenario)
+    repeats = unit_layers(scenario.model, cyclic(trial.schedule)) is not None
     for _ in range(8):
         allocation = round_to(scenario, trial, trial.pattern, scenario.workload.block, layers)
         shares = streamed(scenario, trial.relaxation)
-        held = memory_bytes(trial.unit, allocation, shares)
-        over = overflow(held, scenario.capacity)
+        over = None
+        if repeats:  # the graph of a unit is small
+            held = memory_bytes(trial.unit, allocation, shares)
+            over = overflow(held, scenario.capacity)
         if over is None:
             evaluation = evaluate(scenario, trial.schedule, allocation, shares)
             over = evaluation.overflow(scenario.capacity)
@@ -185,13 +188,12 @@ def attends(name: str, place: str) -> bool:
     return name in REGISTRY and REGISTRY[name].attends == place
 
 
-def block_bytes(scenario: Scenario, graph: StepGraph) -> dict[str, float]:
+def block_bytes(scenario: Scenario) -> dict[str, float]:
     """Bytes that rounding one block of one layer can move in each tier."""
-    repeat = len(scenario.model.layers) // len(graph.tokens)
+    load = scenario.workload
     most: dict[str, float] = {}
-    for variable in graph.variables:
-        if variable.path != "stream_weights":
-            for tier, size in variable.stored.items():
-                block = size * scenario.workload.block / repeat
-                most[tier] = max(most.get(tier, 0.0), block)
+    for layer, paths in scenario.paths.items():
+        for path in paths:
+            for tier, size in path.stored(layer, load.kv_dtype).items():
+                most[tier] = max(most.get(tier, 0.0), size * load.batch * load.block)
     return most

@@ -152,7 +152,8 @@ def define_resources(statement: Statement, staging: Staging | None) -> None:
     busy: dict[str, Sum] = {}
     for operation, part in zip(operations, taken, strict=True):
         if operation.resource is not None:
-            busy[operation.resource] = added(busy.get(operation.resource, ({}, 0.0)), part)
+            known = busy.get(operation.resource, ({}, 0.0))
+            busy[operation.resource] = added(known, part, statement.graph.copies_of(operation))
     if staging is not None:
         define_staging(statement, staging, busy.get("h2d", ({}, 0.0)))
     for resource, total in busy.items():
@@ -167,7 +168,7 @@ def define_capacity(statement: Statement, capacity: Mapping[str, float], widen: 
         stored = {
             i: v.stored[tier] for i, v in enumerate(graph.variables) if v.stored.get(tier, 0.0)
         }
-        total: Sum = (statement.terms(stored), graph.constant_bytes.get(tier, 0.0))
+        total: Sum = (statement.whole(stored), graph.constant_bytes.get(tier, 0.0))
         for number, buffer in enumerate(graph.buffers):
             if tier in buffer.tiers:
                 column = statement.largest.get(number)
@@ -199,5 +200,5 @@ def define_quality(statement: Statement, quality: Mapping[str, float]) -> None:
     for path, share in quality.items():
         members = {i: 1.0 for i, v in enumerate(graph.variables) if v.path == path}
         if members and share < 1:
-            limit = share * sum(graph.tokens.values())
-            statement.rows.append((statement.terms(members), limit, f"quality[{path}]"))
+            limit = share * sum(n * graph.copies.get(layer, 1) for layer, n in graph.tokens.items())
+            statement.rows.append((statement.whole(members), limit, f"quality[{path}]"))

@@ -114,6 +114,8 @@ class StepGraph:
         tokens: tokens per sequence each described layer must reach, by layer.
         constant_bytes: bytes per tier that no variable changes.
         edge_s: seconds that pass along an edge, by the resources of its two ends.
+        copies: how many equal layers a described one stands for, where these are not in a row: then
+            sums over layers mean something and the order of operations does not. Missing: one.
         buffer_edges: (operation, operation it waits for, lag) that stand for a buffer being free.
             A plan that leaves a tenant out waits less, so bounds do without them.
     """
@@ -125,6 +127,7 @@ class StepGraph:
     constant_bytes: dict[str, float]
     schedule: Schedule
     cycles: int = 1
+    copies: Mapping[int, int] = field(default_factory=dict)
     buffer_edges: frozenset[tuple[int, int, int]] = frozenset()
     edge_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
@@ -132,6 +135,10 @@ class StepGraph:
         """Seconds from the end of one operation until one that waits for it may start."""
         ends = self.operations[before].resource, self.operations[index].resource
         return self.edge_s.get(ends, 0.0) if None not in ends else 0.0  # type: ignore[arg-type]
+
+    def copies_of(self, operation: Operation) -> int:
+        """How many operations of a cycle one stands for."""
+        return 1 if operation.operation == "head" else self.copies.get(operation.layer, 1)
 
     def durations(self, values: Sequence[float]) -> list[float]:
         """Seconds of every operation for given values of the variables."""

@@ -554,7 +554,7 @@ def define_resources(mixture: Mixture) -> None:
         most = -head_s(graph) if resource == "gpu" else 0.0
         mixture.row("resource", add({mixture.program.period: -1.0}, total), most)
     if staging is not None and staging.per_token and "h2d" in mixture.busy:
-        idle_s = idle_link_s(graph, staging) * graph.cycles
+        idle_s = idle_link_s(graph, mixture.classes, staging) * graph.cycles
         terms, most = _loads(mixture)
         add(terms, mixture.busy["h2d"])
         mixture.row("idle_link", add(terms, {mixture.program.period: -1.0}), most - idle_s)

@@ -118,7 +118,7 @@ def worth_thinning(scenario: Scenario, candidates: Sequence[Candidate]) -> list[
     small = [
         candidate
         for candidate in candidates
-        if candidate.schedule.axis == "token" and len(candidate.unit.operations) <= LARGEST_THINNED
+        if candidate.schedule.axis == "token" and candidate.size <= LARGEST_THINNED
     ]
     small.sort(key=lambda c: c.bound_s)
     return optima(scenario, small[:PLAYED], THINNED)
@@ -182,8 +182,7 @@ def promising(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candi
     small = [
         candidate
         for candidate in candidates
-        if len(candidate.unit.operations) <= LARGEST_BLOCKS
-        and candidate.schedule.boundary == "overlap"
+        if candidate.size <= LARGEST_BLOCKS and candidate.schedule.boundary == "overlap"
     ]
     return optima(scenario, small, POLISHED)
 
@@ -244,7 +243,7 @@ def in_blocks(
 ) -> Evaluation | None:
     """The plan of a candidate's block program; None where it has none of use."""
     unit, capacity = candidate.unit, dict(scenario.capacity)
-    margin = block_bytes(with_block(scenario, block), unit)
+    margin = block_bytes(with_block(scenario, block))
     if free is not None:
         capacity = {tier: limit - margin.get(tier, 0.0) for tier, limit in capacity.items()}
     for _ in range(TRIES):

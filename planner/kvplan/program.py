@@ -114,7 +114,7 @@ def time_scale(graph: StepGraph) -> float:
     busy: dict[str | None, float] = {}
     for operation in graph.operations:
         share = [graph.variables[v].ceiling / 2 for v in operation.variables]
-        seconds = operation.curve.seconds(sum(share))
+        seconds = operation.curve.seconds(sum(share)) * graph.copies_of(operation)
         busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
     return max(max(busy.values()), 1e-12)
 

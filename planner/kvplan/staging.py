@@ -6,6 +6,7 @@ its fixed times, and a link that cannot run far ahead; a large one takes HBM.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvplan.statement import Statement, Sum
@@ -52,17 +53,20 @@ def define_staging(statement: Statement, staging: Staging, link: Sum) -> None:
         assert statement.graph.buffers[number].holds == "stages", "others are sized later"
         statement.rows.append(({column: -1.0}, -staging.least_bytes, "staging[least]"))
     if not statement.graph.schedule.stream_weights:
-        statement.within_period(link, "idle_link", -idle_link_s(statement.graph, staging))
+        statement.within_period(
+            link, "idle_link", -idle_link_s(statement.graph, statement.classes, staging)
+        )
 
 
-def idle_link_s(graph: StepGraph, staging: Staging) -> float:
+def idle_link_s(graph: StepGraph, classes: Sequence[int], staging: Staging) -> float:
     """Seconds per cycle around the head in which the link has nothing to copy, whatever the tokens.
 
     From the last attend of a step to the first of the next, the GPU finishes the last layer, runs
     the head, projects the first and attends what it has resident. Meanwhile the link can fill the
     staging buffers; beyond that it waits, or loads weights.
     """
-    first, last = min(graph.tokens), max(graph.tokens)
+    first = min(layer for layer in graph.tokens if classes[layer] == classes[0])
+    last = max(layer for layer in graph.tokens if classes[layer] == classes[-1])
     behind_s, fill_s = 0.0, 0.0
     fixed_s: dict[int, dict[str | None, float]] = {}
     for operation in graph.operations:

@@ -23,12 +23,14 @@ Tenant = Mapping[int, float]
 """Variables of the graph and their bytes per unit in a buffer."""
 
 
-def added(total: Sum, part: Sum) -> Sum:
-    """The sum of two sums; the first one's terms are changed in place."""
+def added(total: Sum, part: Sum, times: int = 1) -> Sum:
+    """The sum of two sums, the second one so many times; the first one's terms are changed in
+    place.
+    """
     terms, constant = total
     for column, value in part[0].items():
-        terms[column] = terms.get(column, 0.0) + value
-    return terms, constant + part[1]
+        terms[column] = terms.get(column, 0.0) + value * times
+    return terms, constant + part[1] * times
 
 
 @dataclass(slots=True)
@@ -92,6 +94,13 @@ class Statement:
         self.upper.append(upper)
         self.scale.append(scale)
         return len(self.scale) - 1
+
+    def whole(self, units: Mapping[int, float]) -> Terms:
+        """The same over all layers that the graph's stand for."""
+        copies, variables = self.graph.copies, self.graph.variables
+        if not copies:
+            return self.terms(units)
+        return self.terms({v: u * copies.get(variables[v].layer, 1) for v, u in units.items()})
 
     def terms(self, units: Mapping[int, float]) -> Terms:
         """Variables of the graph and what they are multiplied by, over columns."""

@@ -10,7 +10,7 @@ that reach back to earlier steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvplan import cost
@@ -566,6 +566,7 @@ def build_step(
     schedule: Schedule,
     structure: Structure,
     layers: Sequence[int] | None = None,
+    copies: Mapping[int, int] | None = None,
 ) -> StepGraph:
     """Describe one decode step.
 
@@ -578,16 +579,19 @@ def build_step(
         layers: a run of layers that stands for all of them, the model being made of equal runs:
             then the graph is one cycle of that run and ``cycles`` says how many make a step.
             None describes every layer.
+        copies: how many equal layers each of these stands for, wherever they are; the graph is then
+            one cycle whose order means nothing.
 
     Returns:
         The graph.
     """
     chosen = list(range(len(model.layers))) if layers is None else list(layers)
-    repeat = len(model.layers) // len(chosen)
+    repeat = 1 if copies else len(model.layers) // len(chosen)
     row_unit = repeat > 1 and workload.schedule == "row"
     batches = [0] if row_unit else list(range(workload.micro_batches))
     cycles = repeat * (workload.micro_batches if row_unit else 1)
     builder = _Builder(model, hardware, workload, schedule, structure, chosen, repeat, cycles)
+    builder.graph.copies = dict(copies or {})
     if workload.schedule == "column":
         cells = [(layer, m) for layer in chosen for m in batches]
     else:
