@@ -66,9 +66,12 @@ class Candidate:
     @property
     def size(self) -> int:
         """Operations of its unit."""
-        if self.built is None and unit_layers(self.scenario.model, cyclic(self.schedule)) is None:
-            return sum(self.flow.copies_of(operation) for operation in self.flow.operations)
-        return len(self.unit.operations)
+        model, flow = self.scenario.model, self.flow
+        if self.built is not None or unit_layers(model, cyclic(self.schedule)) is not None:
+            return len(self.unit.operations)
+        if not flow.copies:
+            return len(flow.operations) * len(model.layers)
+        return sum(flow.copies_of(operation) for operation in flow.operations)
 
 
 def bounded(scenario: Scenario, schedule: Schedule, flow: StepGraph) -> Candidate | None:

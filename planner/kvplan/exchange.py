@@ -8,13 +8,22 @@ from kvplan.allocation import Allocation, Place, laid_out, unevenness
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
-from kvplan.simulate import Waits, is_steady, settled
+from kvplan.simulate import Cycle, Waits, blocking, settled
 
 MOST_PLAYED = 250_000
 """Operations played for one plan at most, over all moves tried."""
 
 LEAST_GAIN = 1e-5
 """Share of the step that a move must bring."""
+
+TRIED_PER_PLAYED = 15
+"""Moves tried at most for one that may be played: most are spoilt by a cycle that is known."""
+
+MOST_CYCLES = 100
+"""Cycles remembered."""
+
+ROUNDING = 1e-12
+"""Share by which a cycle's period may be off."""
 
 SOURCES = 4
 """Places on the critical cycle, spaced evenly, that a block is moved from to another layer."""
@@ -37,14 +46,12 @@ def exchanged(scenario: Scenario, plan: Evaluation, target_s: float, block: int)
         block: tokens per block of the plan.
     """
     board = _Board(scenario, plan, block)
-    trials, most = 0, max(MOST_PLAYED // len(plan.graph.operations), 1)
     gained = True
     while gained and board.step_s > target_s:
         gained = False
         for move in [*board.within_layers(), *board.between_layers()]:
-            trials += 1
-            gained = trials <= most and board.try_move(move)
-            if gained or trials > most:
+            gained = not board.tired and board.try_move(move)
+            if gained or board.tired:
                 break
     if board.allocation() == plan.allocation:
         return plan
@@ -64,6 +71,9 @@ class _Board:
         self.durations = self.graph.durations(self.values)
         self.step_s = plan.step_s
         self.critical: Sequence[int] = plan.simulation.critical
+        self.blocking: list[Cycle] = []
+        self.played = self.tried = 0
+        self.most = max(MOST_PLAYED // len(self.graph.operations), 1)
         self.own: dict[int, list[int]] = {}
         self.at: dict[tuple[int, int | None], list[int]] = {}
         for index, variable in enumerate(self.graph.variables):
@@ -79,6 +89,11 @@ class _Board:
             for position, tenant in enumerate(buffer.tenants):
                 for own, size in tenant.items():
                     self.rooms.setdefault(own, []).append((number, position, size))
+
+    @property
+    def tired(self) -> bool:
+        """Whether enough was tried."""
+        return self.played >= self.most or self.tried >= self.most * TRIED_PER_PLAYED
 
     def on_cycle(self) -> list[int]:
         """Staged variables that are copied, rebuilt or dequantised on the critical cycle."""
@@ -127,15 +142,30 @@ class _Board:
 
     def try_move(self, move: Move) -> bool:
         """Move blocks if that fits and shortens the step; whether it did."""
+        self.tried += 1
         self._shift(move, 1)
         trial_s = self.step_s / self.graph.cycles * (1 - LEAST_GAIN)
         even = all(self._even(variable) for variable, _ in move)
-        if even and self._fits() and is_steady(self.waits, self.durations, trial_s):
-            period, _, self.critical = settled(self.waits, self.durations)
+        if even and self._fits() and self._shortens(trial_s):
+            known = [(cycle.period(self.durations), cycle.operations) for cycle in self.blocking]
+            start = max(known, default=(0.0, ()))
+            period, _, self.critical = settled(self.waits, self.durations, *start)
             self.step_s = period * self.graph.cycles
             return True
         self._shift(move, -1)
         return False
+
+    def _shortens(self, trial_s: float) -> bool:
+        """Whether a period is possible; the cycles that spoilt earlier moves are looked at first."""
+        for number, cycle in enumerate(self.blocking):
+            if cycle.period(self.durations) > trial_s * (1 + ROUNDING):
+                self.blocking.insert(0, self.blocking.pop(number))
+                return False
+        self.played += 1
+        found = blocking(self.waits, self.durations, trial_s)
+        if found is not None:
+            self.blocking = [found, *self.blocking[: MOST_CYCLES - 1]]
+        return found is None
 
     def _shift(self, move: Move, sign: int) -> None:
         for variable, blocks in move:

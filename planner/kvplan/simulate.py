@@ -152,17 +152,41 @@ def settled(
         if cycle is None:
             return period, start, found
         # The second term: a cycle that is longer by rounding alone must still end the round.
-        period, found = max(_ratio(waits, durations, cycle), period * (1 + 1e-15)), cycle
+        period, found = max(_closed(waits, cycle).period(durations), period * (1 + 1e-15)), cycle
     raise KvplanError(f"the simulator found no steady state in {limit} rounds")
 
 
-def is_steady(waits: Waits, durations: Sequence[float], period: float) -> bool:
-    """Whether a cyclic graph can repeat with a period.
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Operations that wait for each other around steps.
 
-    >>> is_steady(Waits([[], [(0, 0.0)]], [(0, 1, 1, 0.0)]), [2.0, 3.0], 4.9)
-    False
+    Args:
+        operations: their indices, in order of time.
+        lags: steps that pass around it.
+        wait_s: seconds that pass between its operations.
     """
-    return _play(waits, durations, period)[1] is None
+
+    operations: tuple[int, ...]
+    lags: int
+    wait_s: float
+
+    def period(self, durations: Sequence[float]) -> float:
+        """Seconds per step around it.
+
+        >>> Cycle((0, 1), 2, 1.0).period([2.0, 3.0])
+        3.0
+        """
+        return (sum([durations[index] for index in self.operations]) + self.wait_s) / self.lags
+
+
+def blocking(waits: Waits, durations: Sequence[float], period: float) -> Cycle | None:
+    """A cycle that takes longer than a period; None if a graph can repeat with it.
+
+    >>> blocking(Waits([[], [(0, 0.0)]], [(0, 1, 1, 0.0)]), [2.0, 3.0], 4.9)
+    Cycle(operations=(0, 1), lags=1, wait_s=0.0)
+    """
+    found = _play(waits, durations, period)[1]
+    return None if found is None else _closed(waits, found)
 
 
 def _play(
@@ -225,10 +249,9 @@ def _cycle(cause: Sequence[int], index: int) -> list[int] | None:
     return None
 
 
-def _ratio(waits: Waits, durations: Sequence[float], cycle: Sequence[int]) -> float:
-    """Seconds per step around a cycle."""
-    total = sum(durations[index] for index in cycle)
-    lags = 0
+def _closed(waits: Waits, cycle: Sequence[int]) -> Cycle:
+    """A cycle of operations with the shortest waits between them."""
+    lags, total = 0, 0.0
     members = set(cycle)
     across: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for index, before, lag, delay in waits.across:
@@ -242,4 +265,4 @@ def _ratio(waits: Waits, durations: Sequence[float], cycle: Sequence[int]) -> fl
         total -= delay
     if lags == 0:
         raise KvplanError("operations wait for each other within one step")
-    return total / lags
+    return Cycle(tuple(cycle), lags, total)
