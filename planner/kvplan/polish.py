@@ -54,6 +54,9 @@ PLAYED = 10
 THINNED = 4
 """Candidates whose whole program is solved and rounded where a gap is left."""
 
+WORTH_THINNING = 1.003
+"""Ratio to the optimum of the program behind the best plan up to which another one is rounded."""
+
 TRIES = 3
 """Times that a plan which overflows a tier is planned again with less of it."""
 
@@ -91,14 +94,18 @@ def thin_out(
     """
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
-    trials: list[tuple[Candidate, Evaluation | None]] = [(chosen, best)]
-    trials += [(c, best) for c in candidates if c is not chosen and alike(c, chosen)]
-    if len(set(scenario.classes)) > 1:
-        trials = [(c, None) for c in worth_thinning(scenario, candidates)] + trials
-    for candidate, plan in trials:
+    least_s = 0.0
+    for optimum_s, candidate in worth_thinning(scenario, candidates):
+        if best.step_s <= good_s or (least_s and optimum_s > least_s * WORTH_THINNING):
+            break
+        found = thinned(scenario, candidate.schedule, smallest, None, best.step_s)
+        judged += 1
+        if found is not None:
+            best, chosen, block, least_s = found, candidate, smallest, optimum_s
+    for candidate in [chosen, *(c for c in candidates if c is not chosen and alike(c, chosen))]:
         if best.step_s <= good_s:
             return best, chosen, block, judged
-        found = thinned(scenario, candidate.schedule, smallest, plan, best.step_s)
+        found = thinned(scenario, candidate.schedule, smallest, best, best.step_s)
         judged += 1
         if found is not None:
             best, chosen, block = found, candidate, smallest
@@ -113,8 +120,14 @@ def alike(candidate: Candidate, other: Candidate) -> bool:
     return (one.axis, one.stages) == (two.axis, two.stages)
 
 
-def worth_thinning(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates with the least optimum of the whole program, among those with the least bounds."""
+def worth_thinning(
+    scenario: Scenario, candidates: Sequence[Candidate]
+) -> list[tuple[float, Candidate]]:
+    """Where layers differ: candidates with the least optimum of the whole program, among those with
+    the least bounds, beside it.
+    """
+    if len(set(scenario.classes)) == 1:
+        return []
     small = [
         candidate
         for candidate in candidates
@@ -184,12 +197,14 @@ def promising(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candi
         for candidate in candidates
         if candidate.size <= LARGEST_BLOCKS and candidate.schedule.boundary == "overlap"
     ]
-    return optima(scenario, small, POLISHED)
+    return [candidate for _, candidate in optima(scenario, small, POLISHED)]
 
 
-def optima(scenario: Scenario, candidates: Sequence[Candidate], most: int) -> list[Candidate]:
-    """The candidates with the least optima of the full program of a unit, so many at most; found
-    in order of their bounds, which no optimum is below.
+def optima(
+    scenario: Scenario, candidates: Sequence[Candidate], most: int
+) -> list[tuple[float, Candidate]]:
+    """The least optima of the full program of a unit with their candidates, so many at most; found
+    in order of the bounds, which no optimum is below.
     """
     found: list[tuple[float, Candidate]] = []
     for candidate in sorted(candidates, key=lambda c: c.bound_s):
@@ -207,7 +222,7 @@ def optima(scenario: Scenario, candidates: Sequence[Candidate], most: int) -> li
             candidate.built = unit
             found.append((solution.step_s, candidate))
             found.sort(key=lambda pair: pair[0])
-    return [candidate for _, candidate in found[:most]]
+    return found[:most]
 
 
 def block_for(scenario: Scenario, candidate: Candidate) -> int:
