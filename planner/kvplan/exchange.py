@@ -156,7 +156,7 @@ class _Board:
         return False
 
     def _shortens(self, trial_s: float) -> bool:
-        """Whether a period is possible; the cycles that spoilt earlier moves are looked at first."""
+        """Whether a period is possible; cycles that spoilt earlier moves are looked at first."""
         for number, cycle in enumerate(self.blocking):
             if cycle.period(self.durations) > trial_s * (1 + ROUNDING):
                 self.blocking.insert(0, self.blocking.pop(number))
