@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvplan import cost
 from kvplan.curve import ZERO, Curve, affine, latest
@@ -20,6 +20,7 @@ from kvplan.graph import Buffer, GraphBuilder, Operation, StepGraph, Structure, 
 from kvplan.hardware import HardwareProfile
 from kvplan.model import LayerSpec, ModelSpec
 from kvplan.paths import Leg, Path
+from kvplan.ring import Ring, Tenant
 from kvplan.schedule import Schedule
 from kvplan.workload import Workload
 
@@ -32,27 +33,19 @@ WEIGHT_BUFFERS = 2
 """Layers' worth of streamed weights held at once: one in use, one arriving."""
 
 
-@dataclass(slots=True)
-class _Ring:
-    """Buffers reused in turn: tenant k may enter when tenant k - depth has left."""
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where a layer begins in the graph: what was there before it.
 
-    depth: int
-    enters: list[list[int]] = field(default_factory=list)
-    leaves: list[list[int]] = field(default_factory=list)
+    Args:
+        operation: number of operations.
+        variable: number of variables.
+        tenants: number of tenants of each ring.
+    """
 
-    def tenant(self) -> tuple[list[int], list[int]]:
-        self.enters.append([])
-        self.leaves.append([])
-        return self.enters[-1], self.leaves[-1]
-
-    def edges(self) -> list[tuple[int, int, int]]:
-        """(operation, operation it waits for, lag)."""
-        count = len(self.enters)
-        found = []
-        for k, enters in enumerate(self.enters):
-            lag, before = -((k - self.depth) // count), (k - self.depth) % count
-            found += [(e, leave, lag) for e in enters for leave in self.leaves[before]]
-        return found
+    operation: int
+    variable: int
+    tenants: tuple[int, ...]
 
 
 class _Builder(GraphBuilder):
@@ -85,12 +78,13 @@ class _Builder(GraphBuilder):
         self.ordered: dict[tuple[int, tuple[str, ...]], list[Path]] = {}
         numbers: dict[LayerSpec, int] = {}
         self.kind = [numbers.setdefault(spec, len(numbers)) for spec in model.layers]
-        self.staging = _Ring(schedule.queue_depth)
-        self.weights = _Ring(WEIGHT_BUFFERS)
-        self.disk: dict[str, _Ring] = {}
-        self.staged: list[dict[int, float]] = []
-        self.disk_staged: dict[str, list[dict[int, float]]] = {}
-        self.group: tuple[object, tuple[list[int], list[int]], dict[int, float]] | None = None
+        self.staging = Ring(schedule.queue_depth)
+        self.weights = Ring(WEIGHT_BUFFERS)
+        self.disk: dict[str, Ring] = {}
+        self.group: tuple[object, Tenant] | None = None
+        self.marks: list[_Mark] = []
+        self.before: object = None
+        self.known: dict[tuple[object, object], int] = {}
 
     # -- bookkeeping ---------------------------------------------------------------------------
 
@@ -173,6 +167,82 @@ class _Builder(GraphBuilder):
 
     # -- operations ----------------------------------------------------------------------------
 
+    def describe(self, layer: int, micro_batch: int) -> None:
+        """One layer of one micro-batch, copied where an equal one behind an equal one is known."""
+        key = self.key(layer)
+        before, number = self.before, len(self.marks)
+        self.mark()
+        known = self.known.get((before, key)) if key is not None else None
+        if known is not None:
+            self.copy(layer, known)
+        else:
+            self.cell(layer, micro_batch)
+            rings = len(self.marks[number].tenants)
+            if before is not None and rings == len(self.rings) and self.reaches_back(number) == 1:
+                self.known[before, key] = number
+        self.before = key
+        if layer == self.layers[-1]:
+            self.mark()
+            self.head(micro_batch, self.finished[micro_batch])
+
+    def mark(self) -> None:
+        """Remember where the next layer begins."""
+        tenants = tuple([len(ring.tenants) for ring in self.rings])
+        graph = self.graph
+        self.marks.append(_Mark(len(graph.operations), len(graph.variables), tenants))
+
+    def reaches_back(self, number: int) -> int:
+        """How many layers the last one waits for in its own step, at most; it has this number."""
+        begin = self.marks[number].operation
+        awaited = [b for o in self.graph.operations[begin:] for b, _ in o.after]
+        first = min(awaited, default=begin)
+        return sum(first < mark.operation for mark in self.marks[: number + 1])
+
+    def key(self, layer: int) -> object:
+        """What tells cells apart; None where copies would not do: micro-batches share variables,
+        groups of layers share buffers.
+        """
+        if self.workload.micro_batches > 1 or self.schedule.axis != "token":
+            return None
+        places = (None, *self.stages_of(layer))
+        return self.kind[layer], tuple(
+            [tuple([p.name for p in self.structure.get((layer, place), ())]) for place in places]
+        )
+
+    @property
+    def rings(self) -> list[Ring]:
+        """Buffers that are reused in turn."""
+        return [self.staging, self.weights, *self.disk.values()]
+
+    def copy(self, layer: int, number: int) -> None:
+        """The layer of a number once more, for another layer.
+
+        What it waits for is in itself and in the layer before, which is equal to the one before
+        this: so all its operations, variables and tenants are the same, so many places later.
+        """
+        begin, end = self.marks[number : number + 2]
+        operations, variables = self.graph.operations, self.graph.variables
+        later, more = len(operations) - begin.operation, len(variables) - begin.variable
+        for v in variables[begin.variable : end.variable]:
+            self.indices[layer, v.stage, v.path] = len(variables)
+            variables.append(Variable(layer, v.stage, v.path, v.ceiling, v.stored, v.exact))
+        for o in operations[begin.operation : end.operation]:
+            if o.resource is not None:
+                self.last[o.resource] = len(operations)
+            if o.operation == "finish":
+                self.finished[o.micro_batch] = len(operations)
+            own = tuple([v + more for v in o.variables])
+            after = [(before + later, lag) for before, lag in o.after]
+            operations.append(
+                Operation(
+                    o.operation, o.resource, o.curve, own, after, layer, o.micro_batch, o.stage,
+                    o.path, o.bytes_per_unit, o.kernels, o.ceiling, o.present,
+                )
+            )  # fmt: skip
+        for position, ring in enumerate(self.rings):
+            moved = ring.tenants[begin.tenants[position] : end.tenants[position]]
+            ring.tenants += [tenant.moved(later, more) for tenant in moved]
+
     def cell(self, layer: int, micro_batch: int) -> None:
         """One layer of one micro-batch."""
         loaded = self.load_weights(layer, micro_batch)
@@ -199,10 +269,8 @@ class _Builder(GraphBuilder):
         )
         self.finished[micro_batch] = finish
         if self.schedule.stream_weights:
-            self.weights.leaves[-1].append(finish)
+            self.weights.tenants[-1].leaves.append(finish)
         self.write_back(layer, micro_batch, projected)
-        if layer == self.layers[-1]:
-            self.head(micro_batch, finish)
 
     def stages_of(self, layer: int) -> Sequence[int]:
         """Stages of a layer: its token ranges, or the group of layers it is in."""
@@ -222,8 +290,8 @@ class _Builder(GraphBuilder):
             stored = {"hbm": -total, "dram": total, "pinned": total}
             self.graph.variables.append(Variable(layer, None, key[2], 1.0, stored))
         if self.workload.schedule == "column" and micro_batch > 0:
-            return [self.weights.enters[-1][0]]
-        enters, _ = self.weights.tenant()
+            return [self.weights.tenants[-1].enters[0]]
+        enters = self.weights.tenant().enters
         curve = cost.copy_to_gpu(self.hardware).scaled(size)
         enters.append(
             self.add(
@@ -351,15 +419,15 @@ class _Builder(GraphBuilder):
         paths = self.structure.get((layer, stage), ())
         if not paths:
             return []
-        (enters, leaves), tenant = self.buffer(layer, micro_batch, stage)
+        tenant = self.buffer(micro_batch, stage)
         ready, variables = [], []
         for path in self.in_turn(layer, paths):
             variable = self.variable(layer, stage, path)
             variables.append(variable)
             size = self.staging_bytes[self.kind[layer], path.name]
-            tenant[variable] = tenant.get(variable, 0.0) + size
+            tenant.held[variable] = tenant.held.get(variable, 0.0) + size
             waits = [] if self.schedule.prefetch else [projected]
-            ready += self.walk(layer, micro_batch, stage, path, variable, enters, waits)
+            ready += self.walk(layer, micro_batch, stage, path, variable, tenant.enters, waits)
         curve, kernels = self.attention(layer, staged=True)
         attend = self.add(
             Operation(
@@ -374,7 +442,7 @@ class _Builder(GraphBuilder):
             ),
             [projected, *ready],
         )
-        leaves.append(attend)
+        tenant.leaves.append(attend)
         return [attend]
 
     def in_turn(self, layer: int, paths: Sequence[Path]) -> Sequence[Path]:
@@ -384,18 +452,14 @@ class _Builder(GraphBuilder):
             self.ordered[key] = sorted(paths, key=lambda p: -len(self.path_legs(layer, p)))
         return self.ordered[key]
 
-    def buffer(
-        self, layer: int, micro_batch: int, stage: int
-    ) -> tuple[tuple[list[int], list[int]], dict[int, float]]:
+    def buffer(self, micro_batch: int, stage: int) -> Tenant:
         """The staging buffer a stage fills: its own, or the one its group of layers shares."""
         column = self.workload.schedule == "column"
         key: object = (stage,) if column else (stage, micro_batch)
         if self.schedule.axis == "layer" and self.group is not None and self.group[0] == key:
-            return self.group[1], self.group[2]
-        tenant: dict[int, float] = {}
-        self.staged.append(tenant)
-        self.group = (key, self.staging.tenant(), tenant)
-        return self.group[1], tenant
+            return self.group[1]
+        self.group = (key, self.staging.tenant())
+        return self.group[1]
 
     def walk(
         self,
@@ -433,10 +497,11 @@ class _Builder(GraphBuilder):
             )
             last = [index]
             if leg.resource == "disk":
-                ring = self.disk.setdefault(path.name, _Ring(self.schedule.queue_depth))
-                entered, host_buffer = ring.tenant()
-                entered.append(index)
-                self.disk_staged.setdefault(path.name, []).append({variable: leg.per_token})
+                ring = self.disk.setdefault(path.name, Ring(self.schedule.queue_depth))
+                read = ring.tenant()
+                read.enters.append(index)
+                read.held[variable] = leg.per_token
+                host_buffer = read.leaves
                 continue
             if host_buffer is not None:
                 host_buffer.append(index)
@@ -496,8 +561,7 @@ class _Builder(GraphBuilder):
     def close(self) -> StepGraph:
         """Add buffer, wrap-around and memory statements."""
         operations = self.graph.operations
-        rings = [self.staging, self.weights, *self.disk.values()]
-        edges = [edge for ring in rings if ring.enters for edge in ring.edges()]
+        edges = [edge for ring in self.rings for edge in ring.edges()]
         self.graph.buffer_edges = frozenset(edges)
         edges += [(self.first[r], self.last[r], 1) for r in self.first]
         edges += [(project, self.finished[m], 1) for m, project in self.projects.items()]
@@ -531,20 +595,24 @@ class _Builder(GraphBuilder):
                 model, self.workload.kv_dtype, self.workload.micro_batch, self.workload.new_tokens
             )
         }
-        if self.staged:
-            ring = self.staging
+        if self.staging.tenants:
+            tenants = self.staging.tenants
             graph.buffers.append(
-                Buffer("stages", ("hbm",), depth, self.staged, ring.enters, ring.leaves)
-            )
+                Buffer(
+                    "stages", ("hbm",), depth, [t.held for t in tenants],
+                    [t.enters for t in tenants], [t.leaves for t in tenants],
+                )
+            )  # fmt: skip
         if self.schedule.stream_weights:
-            tenants = [
+            streamed = [
                 {v: cost.streamable_bytes(model, model.layers[layer])}
                 for (layer, _, name), v in self.indices.items()
                 if name == "stream_weights"
             ]
-            graph.buffers.append(Buffer("weights", ("hbm",), WEIGHT_BUFFERS, tenants))
-        for staged in self.disk_staged.values():
-            graph.buffers.append(Buffer("disk_reads", ("dram", "pinned"), depth, staged))
+            graph.buffers.append(Buffer("weights", ("hbm",), WEIGHT_BUFFERS, streamed))
+        for ring in self.disk.values():
+            reads = [tenant.held for tenant in ring.tenants]
+            graph.buffers.append(Buffer("disk_reads", ("dram", "pinned"), depth, reads))
 
 
 def group_of(layer: int, layers: int, groups: int) -> int:
@@ -597,5 +665,5 @@ def build_step(
     else:
         cells = [(layer, m) for m in batches for layer in chosen]
     for layer, micro_batch in cells:
-        builder.cell(layer, micro_batch)
+        builder.describe(layer, micro_batch)
     return builder.close()

@@ -1,4 +1,5 @@
-"""Mixed scenarios solved on two cores: how long a thousand take, and where the time goes.
+"""Mixed scenarios solved on two cores, in processes as a sweep has them: how long a thousand take,
+and where the time goes.
 
 Run with ``python tests/benchmarks/mixed.py``. Models, cards, batches, contexts and options are
 drawn with a fixed seed; one that fits with no plan counts, since saying so takes time too.
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import multiprocessing
 import os
 import random
 import time
@@ -21,6 +21,7 @@ from kvplan.model_library import load_model, model_names
 from kvplan.planning import make_plan
 from kvplan.scenario import GOOD_GAP, Options, Scenario
 from kvplan.solve import find
+from kvplan.sweep import parallel
 from kvplan.workload import Budgets, Workload
 
 Drawn = tuple[str, str, Scenario]
@@ -85,9 +86,8 @@ def main() -> None:
         os.environ.setdefault(name, "1")
     cases = list(drawn(asked.count, asked.seed))
     start = time.perf_counter()
-    with multiprocessing.Pool(asked.cores) as pool:
-        solve = functools.partial(solved, whole=asked.whole, gap=asked.gap)
-        rows = pool.map(solve, cases, chunksize=8)
+    solve = functools.partial(solved, whole=asked.whole, gap=asked.gap)
+    rows = [row for _, row in parallel(solve, cases, asked.cores)]
     wall = time.perf_counter() - start
     spent = sum(row[0] for row in rows)
     gaps = [gap for _, gap, _ in rows if gap is not None]
