@@ -55,6 +55,7 @@ LEVELS = [
         "polish",
         "resident",
         "infeasible",
+        "quick",
     },
     {"restored", "restore_search", "restore", "restore_baselines", "break_even"},
     {"solve", "estimate"},

@@ -25,6 +25,9 @@ NEAR = 1e-3
 WEIGHTS_CROWD = 0.8
 """Share of the HBM budget above which weights may be worth streaming."""
 
+USUAL_DEPTH = 3
+"""Queue depth that is estimated, where it may be used and fits."""
+
 PATTERNS = ("grouped", "alternating", "even")
 
 
@@ -129,6 +132,27 @@ def bounded_candidates(scenario: Scenario) -> list[Candidate]:
             if not has_room:
                 break
     return found
+
+
+def usual_schedules(scenario: Scenario) -> list[Schedule]:
+    """What one schedule is taken from: one stage count and axis; queue depths in the order to try;
+    weights resident or streamed.
+    """
+    options = scenario.options
+    depths = sorted(set(options.queue_depths), key=lambda d: (d != USUAL_DEPTH, d))
+    axis = "token" if "token" in options.axes else options.axes[0]
+    return [
+        Schedule(
+            axis=axis,
+            stages=min(options.stages),
+            queue_depth=depth,
+            boundary=options.boundary,
+            mode=options.mode,
+            stream_weights=stream,
+        )
+        for depth in depths
+        for stream in streaming(scenario)
+    ]
 
 
 def streaming(scenario: Scenario) -> tuple[bool, ...]:

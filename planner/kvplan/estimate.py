@@ -19,9 +19,6 @@ from kvplan.schedule import Schedule
 from kvplan.simulate import Simulation
 from kvplan.step import StepGraph
 
-USUAL_DEPTH = 3
-"""Queue depth that is estimated, where it may be used and fits."""
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -89,31 +86,12 @@ def try_estimate(scenario: Scenario, schedule: Schedule | None = None) -> Estima
         return _estimate(
             resident.schedule, bound_s, resident.graph, resident.values, resident.simulation
         )
-    chosen = [schedule] if schedule else _usual(scenario)
+    chosen = [schedule] if schedule else candidates.usual_schedules(scenario)
     for group in _by_depth(chosen):
         found = [e for e in (_of_schedule(scenario, s) for s in group) if e is not None]
         if found:
             return min(found, key=lambda e: e.step_s)
     return None
-
-
-def _usual(scenario: Scenario) -> list[Schedule]:
-    """One stage count and axis; queue depths in the order to try; weights resident or streamed."""
-    options = scenario.options
-    depths = sorted(set(options.queue_depths), key=lambda d: (d != USUAL_DEPTH, d))
-    axis = "token" if "token" in options.axes else options.axes[0]
-    return [
-        Schedule(
-            axis=axis,
-            stages=min(options.stages),
-            queue_depth=depth,
-            boundary=options.boundary,
-            mode=options.mode,
-            stream_weights=stream,
-        )
-        for depth in depths
-        for stream in candidates.streaming(scenario)
-    ]
 
 
 def _by_depth(schedules: Sequence[Schedule]) -> list[list[Schedule]]:

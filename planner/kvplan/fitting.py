@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvplan import fluid
 from kvplan.allocation import Allocation, rounded
@@ -35,20 +35,25 @@ def round_to(
 
 
 def fitted(scenario: Scenario, candidate: Candidate) -> Evaluation | None:
-    """The best whole-block plan of a candidate that fits every tier; None if rounding finds none.
+    """The best whole-block plan of a candidate that fits every tier; None where none does."""
+    return min(roundings(scenario, candidate), key=lambda e: e.step_s, default=None)
+
+
+def roundings(scenario: Scenario, candidate: Candidate) -> Iterator[Evaluation]:
+    """Whole-block plans of a candidate that fit every tier.
 
     What attends tokens where they lie needs the query first and cannot work ahead, as the link
     does, so a layer with one block more there is late. Whole blocks below and above the wanted
     tokens, the same in all equal layers, are tried beside blocks that differ between layers.
     """
-    trials = [candidate]
-    for up in (False, True):
-        whole = whole_blocks_away(scenario, candidate, up=up)
-        if whole is not None:
-            trials.append(whole)
-    found = [fit(scenario, trial) for trial in trials]
-    fitting = [evaluation for evaluation in found if evaluation is not None]
-    return min(fitting, key=lambda e: e.step_s, default=None)
+    for trial in (
+        candidate,
+        whole_blocks_away(scenario, candidate, up=False),
+        whole_blocks_away(scenario, candidate, up=True),
+    ):
+        found = fit(scenario, trial) if trial is not None else None
+        if found is not None:
+            yield found
 
 
 def fit(scenario: Scenario, trial: Candidate) -> Evaluation | None:

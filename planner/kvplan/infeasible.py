@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from kvplan import fluid
-from kvplan.candidates import bounded_candidates, schedules, unit_graph
+from kvplan.candidates import bounded_candidates, flow_graph, schedules
 from kvplan.dtypes import element_bytes
 from kvplan.errors import InfeasibleError
 from kvplan.fitting import fitted, simplest
@@ -100,8 +100,8 @@ def least_shortfall(scenario: Scenario) -> dict[str, float]:
     stream = may_stream(scenario)
     least: dict[str, float] | None = None
     for schedule in schedules(scenario, stream, min(scenario.options.queue_depths)):
-        unit = unit_graph(scenario, schedule)
-        found = fluid.shortfall(unit, scenario.classes, scenario.capacity, scenario.quality)
+        flow = flow_graph(scenario, schedule)
+        found = fluid.shortfall(flow, scenario.classes, scenario.capacity, scenario.quality)
         missing = found.shortfall_bytes
         if least is None or sum(missing.values()) < sum(least.values()):
             least = missing

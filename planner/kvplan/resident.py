@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplan.allocation import rounded
 from kvplan.evaluate import Evaluation, evaluate
+from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 
@@ -15,6 +16,8 @@ def everything_resident(scenario: Scenario) -> Evaluation | None:
     ):
         return None
     layers = range(len(scenario.model.layers))
+    if kept_bytes(scenario) > scenario.capacity["hbm"]:
+        return None
     allocation = rounded(
         tokens=[scenario.cached_tokens(i) for i in layers],
         targets=[{"resident": 1.0} for _ in layers],
@@ -28,3 +31,18 @@ def everything_resident(scenario: Scenario) -> Evaluation | None:
     )
     evaluation = evaluate(scenario, schedule, allocation)
     return None if evaluation.overflow(scenario.capacity) else evaluation
+
+
+def kept_bytes(scenario: Scenario) -> float:
+    """Bytes of all K and V in HBM."""
+    load, path = scenario.workload, REGISTRY["resident"]
+    return (
+        sum(
+            path.stored(layer, load.kv_dtype).get("hbm", 0.0)
+            * layer.cached_tokens(load.tokens)
+            * count
+            for layer, count, _ in scenario.model.layer_classes
+            if scenario.paths[layer]
+        )
+        * load.batch
+    )

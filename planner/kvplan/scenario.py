@@ -45,7 +45,8 @@ class Options:
         weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
         flexgen: FlexGen's six percentages for its baseline; None lets it search for its own.
         good_gap: proven distance from the optimum that is good enough, as a share: the search goes
-            on with what takes longer only while the gap is above it.
+            on with what takes longer only while the gap is above it. Where it is larger than
+            `GOOD_GAP`, the first such plan ends the search.
     """
 
     paths: tuple[str, ...] | None = None

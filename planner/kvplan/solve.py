@@ -29,8 +29,9 @@ from kvplan.fitting import fitted, simplest
 from kvplan.gap import gap
 from kvplan.infeasible import explain_infeasible
 from kvplan.polish import finer_blocks, thin_out, tighten, with_block
+from kvplan.quick import good_enough
 from kvplan.resident import everything_resident
-from kvplan.scenario import Scenario
+from kvplan.scenario import GOOD_GAP, Scenario
 
 PATIENCE = 3
 """Judged candidates without a gain that end a round."""
@@ -85,6 +86,11 @@ def find(scenario: Scenario) -> Search | None:
     resident = everything_resident(scenario)
     if resident is not None:
         return without_offload(scenario, resident)
+    if scenario.options.good_gap > GOOD_GAP:
+        quick = good_enough(scenario)
+        if quick is not None:
+            relaxation = quick.candidate.relaxation
+            return Search(quick.plan, quick.bound_s, relaxation, 1, 1, quick.block)
     candidates, best, chosen, judged = explore(scenario)
     if best is None and candidates:
         best, chosen = simplest_of(scenario, candidates)

@@ -111,7 +111,8 @@ class Request:
         "its baseline, such as 20,80,0,100,0,100. [default: its own search]")] = None
     good_gap: Annotated[str, panel_option(
         _SEARCH, "--good-gap", metavar="SHARE", help="Proven distance from the optimum that is "
-        "good enough: a smaller one is looked for longer.")] = "1%"
+        "good enough: a smaller one is looked for longer; above 1% the first such plan is taken.")
+        ] = "1%"
     layer_budget: Annotated[str | None, panel_option(
         _SEARCH, "--layer-budget", metavar="FILE|RULE", help="Tokens each layer keeps after "
         "eviction (not exact): a JSON file, pyramid:2048, pyramid:0.12, or scalekv:0.1:0,23 with "
