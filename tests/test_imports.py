@@ -41,7 +41,7 @@ LEVELS = [
     {"fit_change"},
     {"prefill"},
     {"paths"},
-    {"ring", "graph", "step"},
+    {"ring", "layer_costs", "graph", "step"},
     {"restoration", "restore_graph"},
     {"program", "program_pulp", "simulate", "allocation"},
     {"statement", "chain", "staging", "mixture", "fluid", "block_program"},

@@ -9,16 +9,16 @@ that reach back to earlier steps.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan import cost
-from kvplan.curve import ZERO, Curve, affine, latest
+from kvplan.curve import ZERO, Curve, affine
 from kvplan.dtypes import element_bytes
 from kvplan.graph import Buffer, GraphBuilder, Operation, StepGraph, Structure, Variable
 from kvplan.hardware import HardwareProfile
-from kvplan.model import LayerSpec, ModelSpec
+from kvplan.layer_costs import LayerCosts
+from kvplan.model import ModelSpec
 from kvplan.paths import Leg, Path
 from kvplan.ring import Ring, Tenant
 from kvplan.schedule import Schedule
@@ -65,19 +65,12 @@ class _Builder(GraphBuilder):
         self.model, self.hardware, self.workload = model, hardware, workload
         self.schedule, self.structure, self.layers = schedule, structure, layers
         self.repeat = repeat
-        self.weights_dtype = model.weight_dtype
+        self.costs = LayerCosts(model, hardware, workload, schedule, repeat)
         edges = cost.edge_s(hardware)
         super().__init__(StepGraph([], [], [], {}, {}, schedule, cycles, edge_s=edges))
         self.finished: dict[int, int] = {}
         self.projects: dict[int, int] = {}
         self.indices: dict[tuple[int, int | None, str], int] = {}
-        self.curves: dict[tuple[str, int], Curve] = {}
-        self.legs: dict[tuple[int, str], tuple[Leg, ...]] = {}
-        self.staging_bytes: dict[tuple[int, str], float] = {}
-        self.kinds: dict[tuple[int, str], tuple[float, dict[str, float]]] = {}
-        self.ordered: dict[tuple[int, tuple[str, ...]], list[Path]] = {}
-        numbers: dict[LayerSpec, int] = {}
-        self.kind = [numbers.setdefault(spec, len(numbers)) for spec in model.layers]
         self.staging = Ring(schedule.queue_depth)
         self.weights = Ring(WEIGHT_BUFFERS)
         self.disk: dict[str, Ring] = {}
@@ -113,57 +106,13 @@ class _Builder(GraphBuilder):
         key = (layer, stage, path.name)
         index = self.indices.get(key)
         if index is None:
-            tokens, stored = self.tokens_of(layer, path)
-            ceiling = self.most_tokens(tokens, staged=stage is not None)
+            stored = self.costs.stored_bytes(layer, path)
+            ceiling = self.costs.most_tokens(layer, staged=stage is not None)
             index = self.indices[key] = len(self.graph.variables)
             self.graph.variables.append(
                 Variable(layer, stage, path.name, ceiling, stored, path.exact)
             )
         return index
-
-    def tokens_of(self, layer: int, path: Path) -> tuple[float, dict[str, float]]:
-        """Tokens of a layer, and what one of all sequences takes in each tier on a path."""
-        key = (self.kind[layer], path.name)
-        found = self.kinds.get(key)
-        if found is None:
-            spec, sequences = self.model.layers[layer], self.workload.batch * self.repeat
-            stored = path.stored(spec, self.workload.kv_dtype)
-            found = self.kinds[key] = (
-                spec.cached_tokens(self.workload.tokens),
-                {tier: size * sequences for tier, size in stored.items()},
-            )
-        return found
-
-    def most_tokens(self, tokens: float, *, staged: bool) -> float:
-        """Tokens that a stage, or the rest of a layer, can have of the layer's."""
-        if staged and self.schedule.axis == "token":
-            return min(tokens, tokens / self.schedule.stages + self.workload.block)
-        return tokens
-
-    def path_legs(self, layer: int, path: Path) -> tuple[Leg, ...]:
-        """Legs of a path with curves over tokens of a micro-batch."""
-        key = (self.kind[layer], path.name)
-        if key not in self.legs:
-            dtype, sequences = self.workload.kv_dtype, self.workload.micro_batch
-            spec = self.model.layers[layer]
-            scaled = []
-            for leg in path.legs(self.hardware, spec, dtype, self.weights_dtype):
-                assert leg.curve is not None, f"{path.name} cannot run on {self.hardware.name}"
-                size = leg.per_token * sequences
-                scaled.append(
-                    dataclasses.replace(leg, per_token=size, curve=leg.curve.scaled(size))
-                )
-            self.legs[key] = tuple(scaled)
-            staged = path.staging_bytes(spec, dtype) * sequences
-            self.staging_bytes[key] = staged
-        return self.legs[key]
-
-    def constant(self, name: str, layer: int, seconds: Callable[[LayerSpec], float]) -> Curve:
-        """A curve without volume, computed once for every kind of layer."""
-        key = (name, self.kind[layer])
-        if key not in self.curves:
-            self.curves[key] = affine(seconds(self.model.layers[layer]), 0.0)
-        return self.curves[key]
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -205,7 +154,7 @@ class _Builder(GraphBuilder):
         if self.workload.micro_batches > 1 or self.schedule.axis != "token":
             return None
         places = (None, *self.stages_of(layer))
-        return self.kind[layer], tuple(
+        return self.costs.kind[layer], tuple(
             [tuple([p.name for p in self.structure.get((layer, place), ())]) for place in places]
         )
 
@@ -255,7 +204,7 @@ class _Builder(GraphBuilder):
         attended += self.attend_resident(layer, micro_batch, projected)
         for stage in self.stages_of(layer):
             attended += self.stage(layer, micro_batch, stage, projected)
-        curve = self.constant("finish", layer, self.finish_s)
+        curve = self.costs.finish(layer)
         finish = self.add(
             Operation(
                 "finish",
@@ -311,7 +260,7 @@ class _Builder(GraphBuilder):
 
     def project(self, layer: int, micro_batch: int, after: Sequence[int]) -> int:
         """Norm and QKV projection of the new token."""
-        curve = self.constant("project", layer, self.project_s)
+        curve = self.costs.project(layer)
         before = [self.finished[micro_batch]] if micro_batch in self.finished else []
         index = self.add(
             Operation(
@@ -327,30 +276,12 @@ class _Builder(GraphBuilder):
         self.projects.setdefault(micro_batch, index)
         return index
 
-    def project_s(self, spec: LayerSpec) -> float:
-        """Seconds of projecting, and of what the layer reads that no path places."""
-        sequences, size = self.workload.micro_batch, element_bytes(self.workload.kv_dtype)
-        tokens, source = self.workload.tokens, self.workload.source_tokens or 0
-        held = spec.held_bytes(tokens, size, source) * sequences
-        borrowed = spec.borrowed_bytes(tokens, size) * sequences
-        rows = self.workload.rows
-        return cost.project_s(self.hardware, spec, self.weights_dtype, rows) + cost.held_s(
-            self.hardware, spec, held, borrowed
-        )
-
-    def finish_s(self, spec: LayerSpec) -> float:
-        """Seconds of the new tokens' attention to each other and of all behind it."""
-        load = self.workload
-        return cost.finish_s(
-            self.hardware, spec, self.weights_dtype, load.rows
-        ) + cost.attend_new_s(self.hardware, spec, load.kv_dtype, load.micro_batch, load.new_tokens)
-
     def attend_resident(self, layer: int, micro_batch: int, projected: int) -> list[int]:
         """Attention over tokens whose K and V stay in HBM."""
         paths = [p for p in self.structure.get((layer, None), ()) if p.attends == "resident"]
         if not paths:
             return []
-        curve, kernels = self.attention(layer, staged=False)
+        curve = self.costs.attention(layer, staged=False)
         variables = tuple(self.variable(layer, None, p) for p in paths)
         return [
             self.add(
@@ -362,26 +293,11 @@ class _Builder(GraphBuilder):
                     layer=layer,
                     micro_batch=micro_batch,
                     path=paths[0].name,
-                    kernels=kernels,
+                    kernels=cost.ATTEND_KERNELS,
                 ),
                 [projected],
             )
         ]
-
-    def attention(self, layer: int, *, staged: bool) -> tuple[Curve, int]:
-        """Seconds over tokens of one partial attention of a micro-batch, and its kernels."""
-        attend = cost.attend_staged if staged else cost.attend
-        key = (attend.__name__, self.kind[layer])
-        if key not in self.curves:
-            spec, sequences = self.model.layers[layer], self.workload.micro_batch
-            most = self.most_tokens(spec.cached_tokens(self.workload.tokens), staged=staged)
-            size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * sequences
-            dtype, new = self.workload.kv_dtype, self.workload.new_tokens
-            curve = attend(self.hardware, spec, dtype, sequences, most)
-            if new > 1:
-                curve = latest(curve, cost.attend_work(self.hardware, spec, dtype, new))
-            self.curves[key] = curve.scaled(size)
-        return self.curves[key], cost.ATTEND_KERNELS
 
     def attend_away(self, layer: int, micro_batch: int, path: Path, projected: int) -> int:
         """Send the query to where the tokens lie, attend there, return the partial result."""
@@ -407,7 +323,7 @@ class _Builder(GraphBuilder):
             )
 
         index = self.add(operation("send_query", None, affine(there_s, 0.0)), [projected])
-        for leg in self.path_legs(layer, path):
+        for leg in self.costs.legs(layer, path):
             added = self.add(
                 operation(leg.operation, leg, leg.curve or ZERO), [] if leg.beside else [index]
             )
@@ -421,14 +337,14 @@ class _Builder(GraphBuilder):
             return []
         tenant = self.buffer(micro_batch, stage)
         ready, variables = [], []
-        for path in self.in_turn(layer, paths):
+        for path in self.costs.in_turn(layer, paths):
             variable = self.variable(layer, stage, path)
             variables.append(variable)
-            size = self.staging_bytes[self.kind[layer], path.name]
+            size = self.costs.staging_bytes(layer, path)
             tenant.held[variable] = tenant.held.get(variable, 0.0) + size
             waits = [] if self.schedule.prefetch else [projected]
             ready += self.walk(layer, micro_batch, stage, path, variable, tenant.enters, waits)
-        curve, kernels = self.attention(layer, staged=True)
+        curve = self.costs.attention(layer, staged=True)
         attend = self.add(
             Operation(
                 "attend",
@@ -438,19 +354,12 @@ class _Builder(GraphBuilder):
                 layer=layer,
                 stage=stage,
                 micro_batch=micro_batch,
-                kernels=kernels,
+                kernels=cost.ATTEND_KERNELS,
             ),
             [projected, *ready],
         )
         tenant.leaves.append(attend)
         return [attend]
-
-    def in_turn(self, layer: int, paths: Sequence[Path]) -> Sequence[Path]:
-        """Paths of a stage, those with most legs first."""
-        key = (self.kind[layer], tuple([path.name for path in paths]))
-        if key not in self.ordered:
-            self.ordered[key] = sorted(paths, key=lambda p: -len(self.path_legs(layer, p)))
-        return self.ordered[key]
 
     def buffer(self, micro_batch: int, stage: int) -> Tenant:
         """The staging buffer a stage fills: its own, or the one its group of layers shares."""
@@ -479,7 +388,7 @@ class _Builder(GraphBuilder):
         last = waits
         host_buffer: list[int] | None = None
         staged = False
-        for leg in self.path_legs(layer, path):
+        for leg in self.costs.legs(layer, path):
             index = self.add(
                 Operation(
                     leg.operation,
@@ -522,11 +431,7 @@ class _Builder(GraphBuilder):
         kept = tuple([v for v in variables if not OUTSIDE.isdisjoint(stored[v].stored)])
         if not kept:
             return
-        spec = self.model.layers[layer]
-        size = spec.kv_bytes(element_bytes(self.workload.kv_dtype)) * self.workload.rows
-        curve = self.constant(
-            "write_back", layer, lambda _: cost.copy_to_host(self.hardware).seconds(size)
-        )
+        curve = self.costs.write_back(layer)
         self.add(
             Operation(
                 "write_back",
@@ -535,7 +440,7 @@ class _Builder(GraphBuilder):
                 kept,
                 layer=layer,
                 micro_batch=micro_batch,
-                ceiling=float(spec.cached_tokens(self.workload.tokens)),
+                ceiling=float(self.model.layers[layer].cached_tokens(self.workload.tokens)),
                 kernels=1,
             ),
             [projected],
