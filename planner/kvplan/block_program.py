@@ -31,11 +31,13 @@ class Goal:
         least_s: no step is shorter than this; one within ``near`` of it is good enough.
         most_s: only steps shorter than this are of use.
         near: share.
+        seed: of the solver's heuristics.
     """
 
     least_s: float
     most_s: float
     near: float
+    seed: int = 0
 
 
 def solve(
@@ -68,7 +70,7 @@ def solve(
     limits = program.scaled_limits(statement)
     period_s = scale[period] * graph.cycles
     limits[period] = (goal.least_s / period_s, goal.most_s / period_s)
-    found = minimise_whole({period: 1.0}, rows, limits, whole, MOST_NODES, goal.near)
+    found = minimise_whole({period: 1.0}, rows, limits, whole, MOST_NODES, goal.near, goal.seed)
     if found is None:
         return None
     return [

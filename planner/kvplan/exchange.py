@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from kvplan.allocation import Allocation, Place, laid_out, unevenness
 from kvplan.evaluate import Evaluation, evaluate, overflow
@@ -10,13 +11,16 @@ from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
 from kvplan.simulate import Cycle, Waits, blocking, settled
 
-MOST_PLAYED = 250_000
+MOST_PLAYED = 100_000
 """Operations played for one plan at most, over all moves tried."""
 
 LEAST_GAIN = 1e-5
 """Share of the step that a move must bring."""
 
-TRIED_PER_PLAYED = 15
+WORTH_AGAIN = 1.005
+"""Ratio to the target up to which moves are tried in the opposite order too."""
+
+TRIED_PER_PLAYED = 30
 """Moves tried at most for one that may be played: most are spoilt by a cycle that is known."""
 
 MOST_CYCLES = 100
@@ -36,7 +40,8 @@ def exchanged(scenario: Scenario, plan: Evaluation, target_s: float, block: int)
     """The plan with blocks moved one at a time, each move a gain.
 
     A block of an operation on the critical cycle goes to another path of its stage, or to HBM.
-    Paths that a stage does not have are not added.
+    Paths that a stage does not have are not added. Moves end where none is a gain, which depends on
+    their order: near the target, the opposite one is tried too.
 
     Args:
         scenario: the question; its blocks are what a stage may differ by from the mean of its
@@ -45,11 +50,23 @@ def exchanged(scenario: Scenario, plan: Evaluation, target_s: float, block: int)
         target_s: step at which to stop.
         block: tokens per block of the plan.
     """
+    found = _exchanged(scenario, plan, target_s, block, backwards=False)
+    if target_s < found.step_s <= target_s * WORTH_AGAIN:
+        other = _exchanged(scenario, plan, target_s, block, backwards=True)
+        return min(found, other, key=lambda e: e.step_s)
+    return found
+
+
+def _exchanged(
+    scenario: Scenario, plan: Evaluation, target_s: float, block: int, *, backwards: bool
+) -> Evaluation:
+    """The plan after moves, tried in order or in the opposite one."""
     board = _Board(scenario, plan, block)
     gained = True
     while gained and board.step_s > target_s:
         gained = False
-        for move in [*board.within_layers(), *board.between_layers()]:
+        moves = [*board.within_layers(), *board.between_layers()]
+        for move in reversed(moves) if backwards else moves:
             gained = not board.tired and board.try_move(move)
             if gained or board.tired:
                 break
@@ -58,6 +75,27 @@ def exchanged(scenario: Scenario, plan: Evaluation, target_s: float, block: int)
     found = evaluate(scenario, plan.schedule, board.allocation(), plan.streamed)
     fits = overflow(found.memory_bytes, scenario.capacity) is None
     return found if fits and found.step_s < plan.step_s else plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Spoiler:
+    """A cycle that spoilt a move.
+
+    Args:
+        cycle: the cycle.
+        members: its operations.
+        around_s: seconds around it as blocks lie.
+    """
+
+    cycle: Cycle
+    members: frozenset[int]
+    around_s: float
+
+    @staticmethod
+    def of(cycle: Cycle, durations: Sequence[float]) -> _Spoiler:
+        """A cycle with what it takes."""
+        around_s = cycle.period(durations) * cycle.lags
+        return _Spoiler(cycle, frozenset(cycle.operations), around_s)
 
 
 class _Board:
@@ -71,7 +109,7 @@ class _Board:
         self.durations = self.graph.durations(self.values)
         self.step_s = plan.step_s
         self.critical: Sequence[int] = plan.simulation.critical
-        self.blocking: list[Cycle] = []
+        self.spoilers: list[_Spoiler] = []
         self.played = self.tried = 0
         self.most = max(MOST_PLAYED // len(self.graph.operations), 1)
         self.own: dict[int, list[int]] = {}
@@ -143,29 +181,50 @@ class _Board:
     def try_move(self, move: Move) -> bool:
         """Move blocks if that fits and shortens the step; whether it did."""
         self.tried += 1
-        self._shift(move, 1)
         trial_s = self.step_s / self.graph.cycles * (1 - LEAST_GAIN)
-        even = all(self._even(variable) for variable, _ in move)
-        if even and self._fits() and self._shortens(trial_s):
-            known = [(cycle.period(self.durations), cycle.operations) for cycle in self.blocking]
-            start = max(known, default=(0.0, ()))
-            period, _, self.critical = settled(self.waits, self.durations, *start)
-            self.step_s = period * self.graph.cycles
-            return True
+        if self._is_spoilt(self._changes_s(move), trial_s):
+            return False
+        self._shift(move, 1)
+        spoilt: Cycle | None = None
+        if all(self._even(variable) for variable, _ in move) and self._fits():
+            self.played += 1
+            spoilt = blocking(self.waits, self.durations, trial_s)
+            if spoilt is None:
+                self._settle()
+                return True
         self._shift(move, -1)
+        if spoilt is not None:
+            known = _Spoiler.of(spoilt, self.durations)
+            self.spoilers = [known, *self.spoilers[: MOST_CYCLES - 1]]
         return False
 
-    def _shortens(self, trial_s: float) -> bool:
-        """Whether a period is possible; cycles that spoilt earlier moves are looked at first."""
-        for number, cycle in enumerate(self.blocking):
-            if cycle.period(self.durations) > trial_s * (1 + ROUNDING):
-                self.blocking.insert(0, self.blocking.pop(number))
-                return False
-        self.played += 1
-        found = blocking(self.waits, self.durations, trial_s)
-        if found is not None:
-            self.blocking = [found, *self.blocking[: MOST_CYCLES - 1]]
-        return found is None
+    def _changes_s(self, move: Move) -> dict[int, float]:
+        """By how many seconds operations would take longer."""
+        gained = {variable: blocks * self.block for variable, blocks in move}
+        found: dict[int, float] = {}
+        for variable in gained:
+            for number in self.own[variable]:
+                operation = self.graph.operations[number]
+                volume = sum([self.values[v] + gained.get(v, 0.0) for v in operation.variables])
+                found[number] = operation.curve.seconds(volume) - self.durations[number]
+        return found
+
+    def _is_spoilt(self, changes_s: dict[int, float], trial_s: float) -> bool:
+        """Whether a cycle that spoilt an earlier move spoils one with these changes."""
+        for number, known in enumerate(self.spoilers):
+            longer = sum([s for own, s in changes_s.items() if own in known.members])
+            if known.around_s + longer > known.cycle.lags * trial_s * (1 + ROUNDING):
+                self.spoilers.insert(0, self.spoilers.pop(number))
+                return True
+        return False
+
+    def _settle(self) -> None:
+        """Find the step after a move."""
+        self.spoilers = [_Spoiler.of(known.cycle, self.durations) for known in self.spoilers]
+        periods = [(k.around_s / k.cycle.lags, k.cycle.operations) for k in self.spoilers]
+        start = max(periods, default=(0.0, ()))
+        period, _, self.critical = settled(self.waits, self.durations, *start)
+        self.step_s = period * self.graph.cycles
 
     def _shift(self, move: Move, sign: int) -> None:
         for variable, blocks in move:

@@ -15,6 +15,7 @@ from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
 from kvplan.program import Repeated
 from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
 from kvplan.thin import solved, thinned
 
 NEAR_ENOUGH = 1e-3
@@ -28,6 +29,20 @@ POLISHED = 4
 
 MOST_TRIALS = 4
 """Block programs solved in one search."""
+
+SEEDS = 3
+"""Seeds of the solver's heuristics that those in the smallest blocks are solved with, while the
+plan is near the goal.
+"""
+
+AGAIN = 3
+"""Block programs solved with another seed in one search."""
+
+NEAR_AGAIN = 1.007
+"""Ratio to the best step of what a seed brought up to which another one is tried."""
+
+WORTH_AGAIN = 1.005
+"""Ratio of the best step to a good one up to which another seed is tried."""
 
 WORTH_TRYING = 1.02
 """Ratio to the best step up to which the block program looks: a limit too near hides mixes from
@@ -160,16 +175,27 @@ def tighten(
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
         return best, chosen, block, judged
-    for candidate, size in islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS):
+    few = list(islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS))
+    first_s: dict[Schedule, float] = {}
+    for (candidate, size), seed in ((trial, seed) for seed in range(SEEDS) for trial in few):
+        if judged >= MOST_TRIALS + AGAIN or (seed and best.step_s > good_s * WORTH_AGAIN):
+            break
+        if seed and (
+            size > min(own for _, own in few)
+            or first_s.get(candidate.schedule, best.step_s) > best.step_s * NEAR_AGAIN
+        ):
+            continue
         goal = Goal(
             least_s=good_s / (1 + scenario.options.good_gap),
             most_s=best.step_s * WORTH_TRYING,
             near=NEAR_ENOUGH,
+            seed=seed,
         )
         evaluation = in_blocks(scenario, candidate, size, free_place(candidate), goal)
         judged += 1
         if evaluation is None:
             continue
+        first_s[candidate.schedule] = evaluation.step_s
         if evaluation.step_s < best.step_s * (1 + WORTH_EXCHANGING):
             evaluation = exchanged(scenario, evaluation, good_s, size)
         if evaluation.step_s < best.step_s:

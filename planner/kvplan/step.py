@@ -188,9 +188,9 @@ class _Builder(GraphBuilder):
                     o.path, o.bytes_per_unit, o.kernels, o.ceiling, o.present,
                 )
             )  # fmt: skip
-        for position, ring in enumerate(self.rings):
-            moved = ring.tenants[begin.tenants[position] : end.tenants[position]]
-            ring.tenants += [tenant.moved(later, more) for tenant in moved]
+        # Rings that came after that layer have none of its tenants.
+        for ring, first, last in zip(self.rings, begin.tenants, end.tenants, strict=False):
+            ring.tenants += [tenant.moved(later, more) for tenant in ring.tenants[first:last]]
 
     def cell(self, layer: int, micro_batch: int) -> None:
         """One layer of one micro-batch."""
