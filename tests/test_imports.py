@@ -56,6 +56,8 @@ LEVELS = [
         "resident",
         "infeasible",
         "quick",
+        "best",
+        "block_size",
     },
     {"restored", "restore_search", "restore", "restore_baselines", "break_even"},
     {"solve", "estimate"},

@@ -243,15 +243,15 @@ def test_a_path_that_makes_the_plan_wait_is_left_out() -> None:
         workload=Workload(batch=8, context=65536), budgets=Budgets(dram_bytes=1024 * GIB),
         options=Options(allow={"int8": 1.0}, good_gap=0.05),
     )  # fmt: skip
-    _, mixed, chosen, _ = explore(asked)
-    assert mixed is not None
-    assert chosen is not None
+    _, best = explore(asked)
+    assert best is not None
+    mixed, judged = best.plan, best.judged
     assert mixed.paths == {"recompute", "fetch_int8"}  # both resources less busy, and half idle
-    better, _, judged = leave_out(asked, mixed, chosen)
-    assert judged > 0
-    assert better.paths == {"fetch_int8"}
-    assert better.step_s < 0.7 * mixed.step_s
-    assert better.overflow(asked.capacity) is None
+    leave_out(asked, best)
+    assert best.judged > judged
+    assert best.plan.paths == {"fetch_int8"}
+    assert best.step_s < 0.7 * mixed.step_s
+    assert best.plan.overflow(asked.capacity) is None
     assert search(asked).gap < 0.05
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 
-from kvplan import block_program, program
+from kvplan import block_program
 from kvplan.allocation import Place, in_groups, placed
+from kvplan.best import Best
 from kvplan.block_program import Goal
-from kvplan.candidates import Candidate, least_bound, unit_graph
+from kvplan.block_size import finer_blocks, with_block
+from kvplan.candidates import Candidate, least_bound
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
-from kvplan.program import Repeated
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
-from kvplan.thin import solved, thinned
+from kvplan.thin import optima
 
 NEAR_ENOUGH = 1e-3
 """Distance from the bound at which the block program stops."""
@@ -54,136 +54,29 @@ WORTH_EXCHANGING = 3e-3
 BLOCKS_PER_STAGE = 8
 """Blocks in a mean stage from which the block program does without smaller ones."""
 
-GEMM_TILE = 128
-"""Rows that a matrix product works on at once; blocks are kept at multiples of it."""
-
-LEAST_BLOCK = 4
-"""Tokens below which a block is not cut."""
-
-LARGEST_THINNED = 1000
-"""Operations of a unit up to which its whole program is solved and rounded."""
-
-PLAYED = 10
-"""Candidates whose whole program is solved to find those worth rounding."""
-
-THINNED = 4
-"""Candidates whose whole program is solved and rounded where a gap is left."""
-
-WORTH_THINNING = 1.003
-"""Ratio to the optimum of the program behind the best plan up to which another one is rounded."""
-
 TRIES = 3
 """Times that a plan which overflows a tier is planned again with less of it."""
 
 
-def finer_blocks(scenario: Scenario) -> Iterator[int]:
-    """Halves of the block size whose rows over a micro-batch still fill whole GEMM tiles."""
-    block = scenario.workload.block
-    while (
-        scenario.options.refine_blocks
-        and block % 2 == 0
-        and block // 2 >= LEAST_BLOCK
-        and block // 2 * scenario.workload.micro_batch % GEMM_TILE == 0
-    ):
-        block //= 2
-        yield block
-
-
-def with_block(scenario: Scenario, block: int) -> Scenario:
-    """The same question in other blocks."""
-    workload = replace(scenario.workload, block=block)
-    return replace(scenario, workload=workload)
-
-
-def thin_out(
-    scenario: Scenario,
-    candidates: Sequence[Candidate],
-    best: Evaluation,
-    chosen: Candidate,
-    block: int,
-) -> tuple[Evaluation, Candidate, int, int]:
-    """Plans from the whole program, in the smallest blocks: with all paths where layers differ,
-    then with the paths of the best plan's stages, at each queue depth, weights streamed or not.
-
-    Arguments and result as those of `tighten`.
-    """
-    good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
-    smallest, judged = [scenario.workload.block, *finer_blocks(scenario)][-1], 0
-    least_s = 0.0
-    for optimum_s, candidate in worth_thinning(scenario, candidates):
-        if best.step_s <= good_s or (least_s and optimum_s > least_s * WORTH_THINNING):
-            break
-        found = thinned(scenario, candidate.schedule, smallest, None, best.step_s)
-        judged += 1
-        if found is not None:
-            best, chosen, block, least_s = found, candidate, smallest, optimum_s
-    for candidate in [chosen, *(c for c in candidates if c is not chosen and alike(c, chosen))]:
-        if best.step_s <= good_s:
-            return best, chosen, block, judged
-        found = thinned(scenario, candidate.schedule, smallest, best, best.step_s)
-        judged += 1
-        if found is not None:
-            best, chosen, block = found, candidate, smallest
-    if best.step_s <= good_s * (1 + scenario.options.good_gap):
-        best = exchanged(scenario, best, good_s, block)
-    return best, chosen, block, judged
-
-
-def alike(candidate: Candidate, other: Candidate) -> bool:
-    """Whether two schedules have the same stages."""
-    one, two = candidate.schedule, other.schedule
-    return (one.axis, one.stages) == (two.axis, two.stages)
-
-
-def worth_thinning(
-    scenario: Scenario, candidates: Sequence[Candidate]
-) -> list[tuple[float, Candidate]]:
-    """Where layers differ: candidates with the least optimum of the whole program, among those with
-    the least bounds, beside it.
-    """
-    if len(set(scenario.classes)) == 1:
-        return []
-    small = [
-        candidate
-        for candidate in candidates
-        if candidate.schedule.axis == "token" and candidate.size <= LARGEST_THINNED
-    ]
-    small.sort(key=lambda c: c.bound_s)
-    return optima(scenario, small[:PLAYED], THINNED)
-
-
-def tighten(
-    scenario: Scenario,
-    candidates: Sequence[Candidate],
-    best: Evaluation,
-    chosen: Candidate,
-    block: int,
-) -> tuple[Evaluation, Candidate, int, int]:
+def tighten(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> None:
     """Where sharper bounds leave a gap: plans from the block program, and blocks exchanged.
 
     Args:
         scenario: the question.
         candidates: every schedule, with its bound.
         best: the best plan so far.
-        chosen: its candidate.
-        block: tokens per block of it.
-
-    Returns:
-        The best plan, its candidate, tokens per block of it, and how many were judged.
     """
-    judged = 0
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
-        return best, chosen, block, judged
+        return
     few = list(islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS))
-    first_s: dict[Schedule, float] = {}
+    last_s: dict[Schedule, float] = {}
+    solved = 0
     for (candidate, size), seed in ((trial, seed) for seed in range(SEEDS) for trial in few):
-        if judged >= MOST_TRIALS + AGAIN or (seed and best.step_s > good_s * WORTH_AGAIN):
+        if solved >= MOST_TRIALS + AGAIN or (seed and best.step_s > good_s * WORTH_AGAIN):
             break
-        if seed and (
-            size > min(own for _, own in few)
-            or first_s.get(candidate.schedule, best.step_s) > best.step_s * NEAR_AGAIN
-        ):
+        far = last_s.get(candidate.schedule, best.step_s) > best.step_s * NEAR_AGAIN
+        if seed and (far or size > min(own for _, own in few)):
             continue
         goal = Goal(
             least_s=good_s / (1 + scenario.options.good_gap),
@@ -191,19 +84,17 @@ def tighten(
             near=NEAR_ENOUGH,
             seed=seed,
         )
-        evaluation = in_blocks(scenario, candidate, size, free_place(candidate), goal)
-        judged += 1
-        if evaluation is None:
+        plan = in_blocks(scenario, candidate, size, free_place(candidate), goal)
+        solved += 1
+        if plan is None:
             continue
-        first_s[candidate.schedule] = evaluation.step_s
-        if evaluation.step_s < best.step_s * (1 + WORTH_EXCHANGING):
-            evaluation = exchanged(scenario, evaluation, good_s, size)
-        if evaluation.step_s < best.step_s:
-            best, chosen, block = evaluation, candidate, size
+        last_s[candidate.schedule] = plan.step_s
+        if plan.step_s < best.step_s * (1 + WORTH_EXCHANGING):
+            plan = exchanged(scenario, plan, good_s, size)
+        best.offer(plan, candidate, size)
         if best.step_s <= good_s:
             break
-    best = exchanged(scenario, best, good_s, block)
-    return best, chosen, block, judged
+    best.plan = exchanged(scenario, best.plan, good_s, best.block)
 
 
 def trials(scenario: Scenario, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, int]]:
@@ -224,31 +115,6 @@ def promising(scenario: Scenario, candidates: Sequence[Candidate]) -> list[Candi
         if candidate.size <= LARGEST_BLOCKS and candidate.schedule.boundary == "overlap"
     ]
     return [candidate for _, candidate in optima(scenario, small, POLISHED)]
-
-
-def optima(
-    scenario: Scenario, candidates: Sequence[Candidate], most: int
-) -> list[tuple[float, Candidate]]:
-    """The least optima of the full program of a unit with their candidates, so many at most; found
-    in order of the bounds, which no optimum is below.
-    """
-    found: list[tuple[float, Candidate]] = []
-    for candidate in sorted(candidates, key=lambda c: c.bound_s):
-        if len(found) >= most and found[most - 1][0] <= candidate.bound_s:
-            break
-        unit = unit_graph(scenario, candidate.schedule)
-        solution = solved(
-            Repeated(
-                program.state(
-                    unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
-                )
-            )
-        )
-        if solution is not None:
-            candidate.built = unit
-            found.append((solution.step_s, candidate))
-            found.sort(key=lambda pair: pair[0])
-    return found[:most]
 
 
 def block_for(scenario: Scenario, candidate: Candidate) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvplan import fluid
+from kvplan.block_size import finer_blocks, with_block
 from kvplan.candidates import (
     Candidate,
     bounded,
@@ -23,7 +24,6 @@ from kvplan.candidates import (
 from kvplan.curve import Curve, Piece
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import roundings
-from kvplan.polish import finer_blocks, with_block
 from kvplan.scenario import Scenario
 from kvplan.step import StepGraph
 

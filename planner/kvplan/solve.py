@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan import fluid
+from kvplan.best import Best
+from kvplan.block_size import finer_blocks, with_block
 from kvplan.candidates import (
     NEAR,
     Candidate,
@@ -28,10 +30,11 @@ from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
 from kvplan.gap import gap
 from kvplan.infeasible import explain_infeasible
-from kvplan.polish import finer_blocks, thin_out, tighten, with_block
+from kvplan.polish import tighten
 from kvplan.quick import good_enough
 from kvplan.resident import everything_resident
 from kvplan.scenario import GOOD_GAP, Scenario
+from kvplan.thin import thin_out
 
 PATIENCE = 3
 """Judged candidates without a gain that end a round."""
@@ -91,24 +94,22 @@ def find(scenario: Scenario) -> Search | None:
         if quick is not None:
             relaxation = quick.candidate.relaxation
             return Search(quick.plan, quick.bound_s, relaxation, 1, 1, quick.block)
-    candidates, best, chosen, judged = explore(scenario)
-    if best is None and candidates:
-        best, chosen = simplest_of(scenario, candidates)
-    if best is None or chosen is None:
+    candidates, best = explore(scenario)
+    if best is None:
+        best = simplest_of(scenario, candidates)
+    if best is None:
         return None
-    block = scenario.workload.block
     if best.step_s > least_bound(candidates) * (1 + scenario.options.good_gap):
-        best, chosen, block, extra = close_gap(scenario, candidates, best, chosen)
-        judged += extra
-    bound_s = min(least_bound(candidates), best.step_s)
-    return Search(best, bound_s, chosen.relaxation, len(candidates), judged, block)
+        close_gap(scenario, candidates, best)
+    bound_s, relaxation = min(least_bound(candidates), best.step_s), best.candidate.relaxation
+    return Search(best.plan, bound_s, relaxation, len(candidates), best.judged, best.block)
 
 
 def explore(
     scenario: Scenario, most_s: float = float("inf")
-) -> tuple[list[Candidate], Evaluation | None, Candidate | None, int]:
-    """Every schedule with its bound, the best plan of them with its candidate, and how many were
-    judged; no plan where rounding found none that fits, or no trial takes less than ``most_s``.
+) -> tuple[list[Candidate], Best | None]:
+    """Every schedule with its bound, and the best plan of them; none where rounding found none that
+    fits, or no trial takes less than ``most_s``.
     """
     candidates = bounded_candidates(scenario)
     for candidate in candidates:
@@ -116,72 +117,61 @@ def explore(
     if candidates:
         candidates += deeper_candidates(scenario, candidates)
     if min((c.trial_s for c in candidates), default=most_s) >= most_s:
-        return candidates, None, None, 0
-    return candidates, *judge(scenario, candidates)
+        return candidates, None
+    return candidates, judge(scenario, candidates)
 
 
-def leave_out(
-    scenario: Scenario, best: Evaluation, chosen: Candidate
-) -> tuple[Evaluation, Candidate, int]:
-    """Plans with one path fewer, as long as that makes them better.
+def leave_out(scenario: Scenario, best: Best) -> None:
+    """Look for plans with one path fewer, as long as that makes them better.
 
     Where a path's operations wait for each other in every stage, the fluid optimum mixes it in for
     what it takes off another resource, and the plan pays for the waits.
-
-    Returns:
-        The best plan, its candidate, and how many were judged.
     """
     names = list(scenario.path_names)
-    judged = 0
     while len(names) > 1:
-        found: list[tuple[Evaluation, Candidate, list[str]]] = []
-        for name in sorted(best.paths.intersection(names)):
+        found: list[tuple[Best, list[str]]] = []
+        for name in sorted(best.plan.paths.intersection(names)):
             fewer = [other for other in names if other != name]
             options = replace(scenario.options, paths=tuple(fewer))
             try:
-                _, plan, of, extra = explore(replace(scenario, options=options), best.step_s)
+                _, trial = explore(replace(scenario, options=options), best.step_s)
             except InputError:  # a kind of layer that has no other path
                 continue
-            judged += extra
-            if plan is not None and of is not None:
-                found.append((plan, of, fewer))
-        better = min(found, key=lambda trial: trial[0].step_s, default=None)
-        if better is None or better[0].step_s >= best.step_s * (1 - NEAR):
+            if trial is not None:
+                best.judged += trial.judged - 1
+                found.append((trial, fewer))
+        if not found:
             break
-        best, chosen, names = better
-    return best, chosen, judged
+        trial, names = min(found, key=lambda pair: pair[0].step_s)
+        before_s = best.step_s
+        best.offer(trial.plan, trial.candidate, trial.block, NEAR)
+        if best.step_s == before_s:
+            break
 
 
-def close_gap(
-    scenario: Scenario, candidates: list[Candidate], best: Evaluation, chosen: Candidate
-) -> tuple[Evaluation, Candidate, int, int]:
+def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> None:
     """Raise bounds and look for better plans in turn, what takes least time first, until the gap
     is small. Candidates that the search has left out so far are added.
-
-    Returns:
-        The best plan, its candidate, tokens per block of it, and how many were judged.
     """
-    judged, block = 0, scenario.workload.block
+    good_gap = scenario.options.good_gap
     if best.step_s > least_bound(candidates) * (1 + FAR):
-        best, chosen, judged = leave_out(scenario, best, chosen)
+        leave_out(scenario, best)
     likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
     candidates += unbuilt(scenario, candidates)
     if best.step_s <= least_bound(candidates) * (1 + FAR):
         raise_bounds(scenario, candidates, best.step_s)
     for finer in finer_blocks(scenario):
-        if best.step_s <= least_bound(candidates) * (1 + scenario.options.good_gap):
+        if best.step_s <= least_bound(candidates) * (1 + good_gap):
             break
-        trial, of, extra = judge(with_block(scenario, finer), likely)
-        judged += extra
-        if trial is not None and of is not None and trial.step_s < best.step_s * (1 - NEAR):
-            best, chosen, block = trial, of, finer
+        trial = judge(with_block(scenario, finer), likely)
+        if trial is not None:
+            best.judged += trial.judged - 1
+            best.offer(trial.plan, trial.candidate, finer, NEAR)
     for better, mixing in ((thin_out, False), (tighten, True)):
-        best, chosen, block, extra = better(scenario, candidates, best, chosen, block)
-        judged += extra
+        better(scenario, candidates, best)
         left = best.step_s / least_bound(candidates) - 1
-        if left > scenario.options.good_gap:
+        if left > good_gap:
             raise_bounds(scenario, candidates, best.step_s, mixing=mixing and left <= WORTH_MIXING)
-    return best, chosen, block, judged
 
 
 def without_offload(scenario: Scenario, resident: Evaluation) -> Search:
@@ -192,20 +182,17 @@ def without_offload(scenario: Scenario, resident: Evaluation) -> Search:
     return Search(resident, bound_s, relaxation, 1, 1, scenario.workload.block)
 
 
-def simplest_of(
-    scenario: Scenario, candidates: Sequence[Candidate]
-) -> tuple[Evaluation | None, Candidate | None]:
+def simplest_of(scenario: Scenario, candidates: Sequence[Candidate]) -> Best | None:
     """The best simple plan, where rounding found none that fits."""
     found = [(simplest(scenario, candidate), candidate) for candidate in candidates]
     fitting = [(evaluation, candidate) for evaluation, candidate in found if evaluation]
     if not fitting:
-        return None, None
-    return min(fitting, key=lambda pair: pair[0].step_s)
+        return None
+    plan, candidate = min(fitting, key=lambda pair: pair[0].step_s)
+    return Best(plan, candidate, scenario.workload.block, len(found))
 
 
-def judge(
-    scenario: Scenario, candidates: Sequence[Candidate]
-) -> tuple[Evaluation | None, Candidate | None, int]:
+def judge(scenario: Scenario, candidates: Sequence[Candidate]) -> Best | None:
     """Round and play the best candidates whole, until no other can be better by more than NEAR.
 
     Where layers differ there are no trials to go by; then PATIENCE candidates without a gain end
@@ -214,19 +201,17 @@ def judge(
     least = min(c.trial_s for c in candidates)
     near = [c for c in candidates if c.trial_s <= least * (1 + NEAR)]
     rest = sorted((c for c in candidates if c not in near), key=lambda c: c.trial_s)
-    best: Evaluation | None = None
-    chosen: Candidate | None = None
-    judged = idle = 0
-    for candidate in [*sorted(near, key=simplicity), *rest]:
+    best: Best | None = None
+    idle = 0
+    for judged, candidate in enumerate([*sorted(near, key=simplicity), *rest], start=1):
         if best is not None and best.step_s <= candidate.trial_s * (1 + NEAR):
             break
         if best is not None and idle >= PATIENCE:
             break
-        evaluation = fitted(scenario, candidate)
-        judged += 1
-        idle += 1
-        if evaluation is not None and (
-            best is None or evaluation.step_s < best.step_s * (1 - NEAR)
-        ):
-            best, chosen, idle = evaluation, candidate, 0
-    return best, chosen, judged
+        plan = fitted(scenario, candidate)
+        if best is not None:
+            best.offer(plan, candidate, scenario.workload.block, NEAR)
+        elif plan is not None:
+            best = Best(plan, candidate, scenario.workload.block, judged)
+        idle = 0 if best is not None and best.candidate is candidate else idle + 1
+    return best

@@ -12,9 +12,20 @@ from collections.abc import Mapping, Sequence
 
 from kvplan import program
 from kvplan.allocation import Allocation, Place, laid_out, spread, unevenness
-from kvplan.candidates import build_unit, cyclic, full_structure, unit_layers
+from kvplan.best import Best
+from kvplan.block_size import finer_blocks
+from kvplan.candidates import (
+    Candidate,
+    build_unit,
+    cyclic,
+    full_structure,
+    least_bound,
+    unit_graph,
+    unit_layers,
+)
 from kvplan.errors import KvplanError
 from kvplan.evaluate import Evaluation, evaluate
+from kvplan.exchange import exchanged
 from kvplan.graph import StepGraph
 from kvplan.paths import REGISTRY, Path
 from kvplan.program import Repeated, Solution
@@ -36,8 +47,93 @@ LARGEST = 1000
 LARGEST_PLAN = 700
 """Operations of a plan's graph up to which its program is solved here."""
 
+LARGEST_THINNED = 1000
+"""Operations of a unit up to which its whole program is solved and rounded."""
+
+PLAYED = 10
+"""Candidates whose whole program is solved to find those worth rounding."""
+
+THINNED = 4
+"""Candidates whose whole program is solved and rounded where a gap is left."""
+
+WORTH_THINNING = 1.003
+"""Ratio to the optimum of the program behind the best plan up to which another one is rounded."""
+
 Paths = dict[tuple[int, int | None], list[Path]]
 """(layer, stage) to the paths there."""
+
+
+def thin_out(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> None:
+    """Look for plans from the whole program, in the smallest blocks: with all paths where layers
+    differ, then with the paths of the best plan's stages, at each queue depth, weights streamed or
+    not.
+    """
+    good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
+    smallest = [scenario.workload.block, *finer_blocks(scenario)][-1]
+    least_s = 0.0
+    for optimum_s, candidate in worth_thinning(scenario, candidates):
+        if best.step_s <= good_s or (least_s and optimum_s > least_s * WORTH_THINNING):
+            break
+        best.offer(
+            thinned(scenario, candidate.schedule, smallest, None, best.step_s), candidate, smallest
+        )
+        least_s = optimum_s if best.candidate is candidate else least_s
+    first = best.candidate
+    for candidate in [first, *(c for c in candidates if c is not first and alike(c, first))]:
+        if best.step_s <= good_s:
+            return
+        found = thinned(scenario, candidate.schedule, smallest, best.plan, best.step_s)
+        best.offer(found, candidate, smallest)
+    if best.step_s <= good_s * (1 + scenario.options.good_gap):
+        best.plan = exchanged(scenario, best.plan, good_s, best.block)
+
+
+def alike(candidate: Candidate, other: Candidate) -> bool:
+    """Whether two schedules have the same stages."""
+    one, two = candidate.schedule, other.schedule
+    return (one.axis, one.stages) == (two.axis, two.stages)
+
+
+def worth_thinning(
+    scenario: Scenario, candidates: Sequence[Candidate]
+) -> list[tuple[float, Candidate]]:
+    """Where layers differ: candidates with the least optimum of the whole program, among those with
+    the least bounds, beside it.
+    """
+    if len(set(scenario.classes)) == 1:
+        return []
+    small = [
+        candidate
+        for candidate in candidates
+        if candidate.schedule.axis == "token" and candidate.size <= LARGEST_THINNED
+    ]
+    small.sort(key=lambda c: c.bound_s)
+    return optima(scenario, small[:PLAYED], THINNED)
+
+
+def optima(
+    scenario: Scenario, candidates: Sequence[Candidate], most: int
+) -> list[tuple[float, Candidate]]:
+    """The least optima of the full program of a unit with their candidates, so many at most; found
+    in order of the bounds, which no optimum is below.
+    """
+    found: list[tuple[float, Candidate]] = []
+    for candidate in sorted(candidates, key=lambda c: c.bound_s):
+        if len(found) >= most and found[most - 1][0] <= candidate.bound_s:
+            break
+        unit = unit_graph(scenario, candidate.schedule)
+        solution = solved(
+            Repeated(
+                program.state(
+                    unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
+                )
+            )
+        )
+        if solution is not None:
+            candidate.built = unit
+            found.append((solution.step_s, candidate))
+            found.sort(key=lambda pair: pair[0])
+    return found[:most]
 
 
 def thinned(
