@@ -23,6 +23,7 @@ from kvplan import certificate, fluid, mixture
 from kvplan.allocation import Segment
 from kvplan.candidates import unit_layers
 from kvplan.evaluate import Evaluation, evaluate
+from kvplan.mixture_statement import Mixture
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
@@ -119,7 +120,7 @@ def pinned(statement: Statement, scenario: Scenario, plan: Evaluation) -> fluid.
     return fluid.solve(statement)
 
 
-def pin(stated: mixture.Mixture, scenario: Scenario, plan: Evaluation) -> None:
+def pin(stated: Mixture, scenario: Scenario, plan: Evaluation) -> None:
     """Hold a mixture at the plan's tokens of every path."""
     total = totals(scenario, plan)
     for key, terms in stated.tokens.items():

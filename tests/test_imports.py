@@ -44,7 +44,16 @@ LEVELS = [
     {"ring", "layer_costs", "graph", "step"},
     {"restoration", "restore_graph"},
     {"program", "program_pulp", "simulate", "allocation"},
-    {"statement", "chain", "staging", "mixture", "fluid", "block_program"},
+    {
+        "statement",
+        "chain",
+        "staging",
+        "mixture_statement",
+        "mixture_layers",
+        "mixture",
+        "fluid",
+        "block_program",
+    },
     {"scenario", "ranks", "evaluate"},
     {
         "candidates",

@@ -1,0 +1,333 @@
+"""The layers of one kind in a mixture: what shapes they may have, and the rows of each shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplan.allocation import unevenness
+from kvplan.mixture_statement import NOT_AWAITED, Mixture, State, Terms, add
+from kvplan.program import in_proportion
+from kvplan.step import Operation
+
+LEFT_OUT = ("make_way", "head")
+"""Operations that are not in a layer's chain of waits: one takes the link's time beside all else,
+the other stands behind the last layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Equal layers between equal neighbours.
+
+    Args:
+        layer: one of them, in the graph.
+        count: how many there are.
+        before: label of the boundary before each of them.
+        behind: label of the boundary behind each of them.
+    """
+
+    layer: int
+    count: int
+    before: object
+    behind: object
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a layer may look like.
+
+    Args:
+        stages: how many of its stages are described.
+        few: whether the one described stands for all that hold tokens, which are not all it has.
+        away: whether it has tokens that are attended where they lie.
+        silent: whether its last stage copies nothing, so that weights behind it may load earlier.
+    """
+
+    stages: int
+    few: bool = False
+    away: bool = False
+    silent: bool = False
+
+
+def shapes(mixture: Mixture, kind: Kind) -> Iterator[Shape]:
+    """Every shape that layers of a kind may have."""
+    operations, schedule = mixture.members[kind.layer], mixture.graph.schedule
+    most = sum(o.operation == "attend" for o in operations)
+    away = any(o.operation == "send_query" for o in operations)
+    crossing = _crossing(operations)
+    quiet = any(v not in crossing for o in operations if o.stage is not None for v in o.variables)
+    silent = schedule.stream_weights and quiet and most > schedule.queue_depth
+    for is_away in (False, True) if away else (False,):
+        yield Shape(0, away=is_away)
+        if most > 1 and not mixture.fine:
+            yield Shape(1, few=True, away=is_away)
+        for stages in range(1 if mixture.fine else most, most + 1):
+            if stages:
+                yield Shape(stages, away=is_away)
+        if silent:
+            yield Shape(most, away=is_away, silent=True)
+
+
+def _crossing(operations: Sequence[Operation]) -> set[int]:
+    """Variables whose tokens are copied to a staging buffer over the link."""
+    return {v for o in operations if o.resource == "h2d" and o.stage is not None
+            for v in o.variables}  # fmt: skip
+
+
+def define_kind(mixture: Mixture, kind: Kind) -> None:
+    """For each kind: its layers are a mixture of shapes; buffers hold the mean tenant of each of
+    its stages.
+    """
+    shares: list[int] = []
+    tenants: dict[tuple[str, int | None], Terms] = {}
+    for shape in shapes(mixture, kind):
+        layers = _Layers(mixture, kind, shape)
+        shares.append(layers.share)
+        layers.define_tokens()
+        layers.define_even_stages()
+        layers.define_tenants(tenants)
+        layers.define_times()
+    mixture.equal("shapes", dict.fromkeys(shares, 1.0), float(kind.count))
+    for (holds, _), size in tenants.items():
+        if holds not in mixture.sizes:
+            mixture.sizes[holds] = mixture.column("buffer", 2.0**20)
+        mixture.row("buffer", add({mixture.sizes[holds]: -1.0}, size, 1.0 / kind.count))
+
+
+class _Layers:
+    """Layers of one kind and shape: every column is a sum over them.
+
+    Where few of their stages hold tokens, one stands for all of these, and ``tenants`` is how many
+    they are; else each stage has as many tenants as there are layers.
+    """
+
+    def __init__(self, mixture: Mixture, kind: Kind, shape: Shape) -> None:
+        self.mixture, self.kind, self.shape = mixture, kind, shape
+        self.share = mixture.column("share", float(kind.count))
+        self.held = float(mixture.graph.tokens[kind.layer])
+        self.spread = float(unevenness(int(self.held), mixture.block))
+        self.stages = mixture.graph.schedule.stages
+        self.tenants: Terms = {self.share: 1.0}
+        if shape.few:
+            column = mixture.column("tenants", float(kind.count * self.stages))
+            self.tenants = {column: 1.0}
+            mixture.row("tenants", {self.share: 1.0, column: -1.0})
+            mixture.row("tenants", {self.share: 1.0 - self.stages, column: 1.0})
+        self.n: dict[int, int] = {}
+        self.present: dict[int, Terms] = {}
+        members = mixture.members[kind.layer]
+        self.crossing = _crossing(members)
+        self.operations = [o for o in members if self._kept(o)]
+
+    def _kept(self, operation: Operation) -> bool:
+        """Whether layers of this shape may have an operation."""
+        shape = self.shape
+        if operation.operation == "write_back":
+            return False
+        if operation.stage is not None:
+            last = shape.silent and operation.stage == shape.stages - 1
+            own = operation.operation != "attend" and not self.crossing.isdisjoint(
+                operation.variables
+            )
+            return operation.stage < shape.stages and not (last and own)
+        resident = operation.operation in ("attend_resident", "load_weights")
+        return shape.away or resident or not operation.variables
+
+    def define_tokens(self) -> None:
+        """Tokens of each path; those of all paths add up. A stage that holds tokens, and what is
+        attended away, has at least one path, whose fixed times it takes.
+        """
+        mixture, graph = self.mixture, self.mixture.graph
+        groups: dict[int | None, list[int]] = {}
+        for operation in self.operations:
+            if operation.operation == "attend":
+                continue
+            for index in operation.variables:
+                if index in self.n:
+                    continue
+                variable, most = graph.variables[index], self._most(index)
+                self.n[index] = mixture.column("n", max(most, 1e-9) * self.kind.count)
+                for tier, size in variable.stored.items():
+                    stored = mixture.stored.setdefault(tier, {})
+                    add(stored, {self.n[index]: size / graph.cycles})
+                key = (mixture.classes[self.kind.layer], variable.path)
+                add(mixture.tokens.setdefault(key, {}), {self.n[index]: 1.0})
+                if variable.path == "stream_weights":
+                    mixture.row("streamed", {self.n[index]: 1.0, self.share: -1.0})
+                elif operation.operation != "attend_resident":
+                    groups.setdefault(variable.stage, []).append(index)
+        own = [c for i, c in self.n.items() if graph.variables[i].path != "stream_weights"]
+        mixture.equal("tokens", dict.fromkeys(own, 1.0) | {self.share: -self.held})
+        for members in groups.values():
+            self._define_present(members)
+
+    def _most(self, index: int) -> float:
+        """Most tokens of a variable in a layer, or in one of its stages."""
+        mixture, variable = self.mixture, self.mixture.graph.variables[index]
+        if variable.stage is None:
+            return variable.ceiling
+        most = min(self.held / self.stages + self.spread, self.held)
+        if self.shape.few or self.shape.stages < self.stages:
+            most = min(most, 2 * self.spread)
+        if mixture.staging is not None and index in mixture.staging.per_token:
+            most = min(most, mixture.staging.most_bytes / mixture.staging.per_token[index])
+        return most
+
+    def _define_present(self, members: Sequence[int]) -> None:
+        """Where each path of a stage is present: where it has tokens; one of them is."""
+        staged = self.mixture.graph.variables[members[0]].stage is not None
+        whole = self.tenants if staged else {self.share: 1.0}
+        one = add({}, whole)
+        for index in members:
+            self.present[index] = whole
+            if len(members) > 1:
+                column = self.mixture.column("present", float(self.kind.count))
+                self.present[index] = {column: 1.0}
+                one[column] = -1.0
+            most = add({self.n[index]: 1.0}, self.present[index], -self._most(index))
+            self.mixture.row("present", most)
+        if len(members) > 1:
+            self.mixture.row("present", one)
+
+    def define_even_stages(self) -> None:
+        """For each stage: its tokens are near the mean of the layer's stages; where one is empty,
+        that mean is near nothing.
+        """
+        if self.shape.few:
+            most = self.stages * self.spread
+            self.mixture.row("even_stages", self._stage(0) | {self.share: -most})
+        elif self.shape.stages:
+            mean = self.mixture.column("mean", self.held * self.kind.count)
+            sizes = [self._stage(stage) for stage in range(self.shape.stages)]
+            if self.shape.stages < self.stages:
+                self.mixture.row("even_stages", {mean: 1.0, self.share: -self.spread})
+            total = {column: 1.0 / self.stages for size in sizes for column in size}
+            self.mixture.equal("even_stages", total | {mean: -1.0})
+            for size in sizes:
+                self.mixture.row("even_stages", size | {mean: -1.0, self.share: -self.spread})
+                below = dict.fromkeys(size, -1.0)
+                self.mixture.row("even_stages", below | {mean: 1.0, self.share: -self.spread})
+
+    def _stage(self, stage: int) -> Terms:
+        variables = self.mixture.graph.variables
+        return {column: 1.0 for i, column in self.n.items() if variables[i].stage == stage}
+
+    def define_tenants(self, tenants: dict[tuple[str, int | None], Terms]) -> None:
+        """Bytes of the tenants of buffers: of each stage, and of streamed weights."""
+        mixture = self.mixture
+        for index, column in self.n.items():
+            variable = mixture.graph.variables[index]
+            if variable.path == "stream_weights":
+                size = variable.stored["dram"] / mixture.graph.cycles
+                add(tenants.setdefault(("weights", None), {}), {column: size})
+            elif variable.stage is not None:
+                size = mixture.staged_bytes[index]
+                stages: Sequence[int] = (variable.stage,)
+                if self.shape.few:
+                    stages, size = range(self.stages), size / (self.stages - 1)
+                for stage in stages:
+                    add(tenants.setdefault(("stages", stage), {}), {column: size})
+        if mixture.staging is None:
+            return
+        for stage in range(self.shape.stages):
+            whole = {
+                column: mixture.staged_bytes[index]
+                for index, column in self.n.items()
+                if mixture.graph.variables[index].stage == stage
+            }
+            mixture.row("tenant", add(whole, self.tenants, -mixture.staging.most_bytes))
+
+    def define_times(self) -> None:
+        """For each operation: it starts after what it needs in its layer, after the one before it
+        on its resource, and when its buffer is free; and the state that the layer leaves behind.
+        """
+        mixture = self.mixture
+        inward = {state: mixture.column("in", mixture.time_s) for state in mixture.states}
+        last: dict[State, Terms] = {state: {column: 1.0} for state, column in inward.items()}
+        ends: dict[int, Terms] = {}
+        attended: list[Terms] = []
+        for operation in self.operations:
+            taken = self._duration(operation)
+            if operation.resource is not None:
+                add(mixture.busy.setdefault(operation.resource, {}), taken)
+            if operation.resource in NOT_AWAITED or operation.operation in LEFT_OUT:
+                continue
+            start = mixture.column("start", mixture.time_s)
+            for before in self._awaited(operation, inward, last, ends, attended):
+                mixture.row("precedence", add({start: -1.0}, before))
+            end = add({start: 1.0}, taken)
+            ends[mixture.index_of[id(operation)]] = end
+            if operation.resource is not None:
+                last[operation.resource] = end
+            if operation.operation == "attend":
+                attended.append(end)
+            if operation.operation == "finish" and "finished" in last:
+                last["finished"], last["freed"] = end, last["finished"]
+        depth = mixture.graph.schedule.queue_depth
+        for turn in range(0 if self.shape.few else depth):
+            place = turn + len(attended)
+            last[turn] = attended[place - depth] if place >= depth else {inward[place]: 1.0}
+        for state in mixture.states:
+            add(mixture.outward.setdefault((self.kind.behind, state), {}), last[state])
+            add(mixture.inward.setdefault((self.kind.before, state), {}), {inward[state]: 1.0})
+
+    def _awaited(
+        self,
+        operation: Operation,
+        inward: Mapping[State, int],
+        last: Mapping[State, Terms],
+        ends: Mapping[int, Terms],
+        attended: Sequence[Terms],
+    ) -> Iterator[Terms]:
+        """Ends of what an operation waits for."""
+        graph, depth = self.mixture.graph, self.mixture.graph.schedule.queue_depth
+        index = self.mixture.index_of[id(operation)]
+        if operation.resource is not None:
+            yield last[operation.resource]
+        entering = False
+        for before, lag in operation.after:
+            if (index, before, lag) in graph.buffer_edges:
+                entering = True
+            elif lag == 0 and before in ends:
+                yield ends[before]
+        if not entering:
+            return
+        if operation.operation == "load_weights":
+            yield {inward["freed"]: 1.0}
+        elif operation.stage is None or self.shape.few:
+            return
+        elif operation.stage < depth:
+            yield {inward[operation.stage]: 1.0}
+        elif not (self._may_be_silent and operation.resource == "h2d"):
+            yield attended[operation.stage - depth]
+
+    @property
+    def _may_be_silent(self) -> bool:
+        """Whether weights behind the copies may load before earlier buffers are free, the last
+        stages having nothing to copy.
+        """
+        streams = self.mixture.graph.schedule.stream_weights
+        return self.shape.silent or (streams and self.shape.stages < self.stages)
+
+    def _duration(self, operation: Operation) -> Terms:
+        """Seconds of an operation; its fixed part where it is present, or in proportion."""
+        found: list[Terms] = []
+        for piece in operation.curve.pieces:
+            fixed: Terms = {self.share: 1.0}
+            part = piece
+            if operation.operation == "attend":
+                fixed = self.tenants
+            elif operation.variables:
+                first = operation.variables[0]
+                fixed = self.present.get(first, fixed)
+                if first not in self.present:
+                    part = in_proportion(piece, operation.ceiling)
+            terms = add({}, fixed, part.fixed_s)
+            volume = {self.n[v]: part.s_per_unit for v in operation.variables if v in self.n}
+            found.append(add(terms, volume))
+        if len(found) == 1:
+            return found[0]
+        column = self.mixture.column("d", self.mixture.time_s)
+        for terms in found:
+            self.mixture.row("duration", add({column: -1.0}, terms))
+        return {column: 1.0}
