@@ -47,9 +47,6 @@ LARGEST = 1000
 LARGEST_PLAN = 700
 """Operations of a plan's graph up to which its program is solved here."""
 
-LARGEST_THINNED = 1000
-"""Operations of a unit up to which its whole program is solved and rounded."""
-
 PLAYED = 10
 """Candidates whose whole program is solved to find those worth rounding."""
 
@@ -105,7 +102,7 @@ def worth_thinning(
     small = [
         candidate
         for candidate in candidates
-        if candidate.schedule.axis == "token" and candidate.size <= LARGEST_THINNED
+        if candidate.schedule.axis == "token" and candidate.size <= LARGEST
     ]
     small.sort(key=lambda c: c.bound_s)
     return optima(scenario, small[:PLAYED], THINNED)
