@@ -34,8 +34,9 @@ def test_the_floor_is_below_every_schedule(scenario: Scenario, data: st.DataObje
     first = next(schedules(asked, weights == "streamed", min(depths)))
     graph = flow_graph(asked, first)
     hbm = graph.constant_bytes["hbm"] + resident_bytes(graph) * data.draw(st.floats(0.0, 1.2))
-    least = floor_s(replace(asked, budgets=Budgets(hbm_bytes=int(hbm) + 1)))
-    asked = replace(asked, budgets=Budgets(hbm_bytes=int(hbm) + 1))
+    pinned = data.draw(st.sampled_from((None, 10**3, 10**5)))
+    asked = replace(asked, budgets=Budgets(hbm_bytes=int(hbm) + 1, pinned_bytes=pinned))
+    least = floor_s(asked)
     for depth in depths:
         for schedule in schedules(asked, weights == "streamed", depth):
             found = fluid.bound(flow_graph(asked, schedule), asked.classes, asked.capacity)

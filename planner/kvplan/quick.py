@@ -82,8 +82,8 @@ def floor_s(scenario: Scenario) -> float | None:
 
 def floor_graph(scenario: Scenario, axis: str, stream: bool) -> StepGraph | None:
     """A graph whose fluid program bounds every schedule on an axis, None where it has none: the
-    operations of the fewest stages, whose fixed times are the least, with the staging buffers of
-    the schedule that has the smallest.
+    operations of the fewest stages, whose fixed times are the least, with the buffers of the
+    schedule that has the smallest.
     """
     depth = min(scenario.options.queue_depths)
     own = [s for s in schedules(scenario, stream, depth) if s.axis == axis]
@@ -94,14 +94,15 @@ def floor_graph(scenario: Scenario, axis: str, stream: bool) -> StepGraph | None
         filled = {s: filled_groups(replace(graph, schedule=s), scenario.classes) for s in own}
         return regrouped(graph, scenario.classes, max(own, key=lambda s: filled[s]))
     share = own[0].stages / own[-1].stages
-    curves: dict[int, Curve] = {}
+    curves: dict[Curve, Curve] = {}
     for operation in graph.operations:
         if operation.stage is not None:
-            key = id(operation.curve)
-            curves.setdefault(key, least_of(operation.curve, 1 / share))
-            operation.curve = curves[key]
+            known = curves.get(operation.curve)
+            if known is None:
+                known = curves[operation.curve] = least_of(operation.curve, 1 / share)
+            operation.curve = known
     for buffer in graph.buffers:
-        if buffer.holds == "stages":
+        if buffer.holds != "weights":
             buffer.tenants = [{v: size * share for v, size in t.items()} for t in buffer.tenants]
     return graph
 
