@@ -88,7 +88,8 @@ def memory_bytes(
 ) -> dict[str, float]:
     """Bytes per tier of a whole allocation, read off the graph of one unit.
 
-    Layer i of the model is layer i modulo the unit's length of the unit.
+    Layer i of the model is layer i modulo the unit's length of the unit; equal runs of layers are
+    added up once.
     """
     length = len(unit.tokens)
     repeat = len(allocation) // length
@@ -96,7 +97,13 @@ def memory_bytes(
     total = dict.fromkeys(("hbm", "dram", "pinned", "disk"), 0.0) | unit.constant_bytes
     largest = [0.0] * len(unit.buffers)
     groups = 1 + max((v.stage for v in unit.variables if v.stage is not None), default=0)
+    runs: dict[object, tuple[int, int]] = {}
     for cycle in range(repeat):
+        own = slice(cycle * length, (cycle + 1) * length)
+        like = None if unit.schedule.axis == "token" else cycle
+        key = (like, tuple(allocation[own]), tuple(shares[own]))
+        runs[key] = (cycle, runs.get(key, (cycle, 0))[1] + 1)
+    for cycle, count in runs.values():
         values = [0.0] * len(unit.variables)
         for layer in range(length):
             number = cycle * length + layer
@@ -109,7 +116,7 @@ def memory_bytes(
                 values[index[layer, stage, segment.path]] += segment.tokens
         for variable, value in zip(unit.variables, values, strict=True):
             for tier, size in variable.stored.items():
-                total[tier] = total.get(tier, 0.0) + size * value / repeat
+                total[tier] = total.get(tier, 0.0) + size * value * count / repeat
         for number, buffer in enumerate(unit.buffers):
             sizes = (sum(b * values[v] for v, b in t.items()) for t in buffer.tenants)
             largest[number] = max(largest[number], *sizes)
