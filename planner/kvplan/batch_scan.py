@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from kvplan import fluid
 from kvplan.batching import Batching, with_batching
-from kvplan.candidates import NEAR, streaming, unit_graph
+from kvplan.candidates import NEAR, schedule_with, streaming, unit_graph
 from kvplan.peak import least_near, peak
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
-from kvplan.schedule import Schedule
 
 
 @dataclass(slots=True)
@@ -68,14 +67,7 @@ def least_step_s(scenario: Scenario) -> float | None:
         stages = min(stages, len(scenario.model.layers))
     found = []
     for stream in streaming(scenario):
-        schedule = Schedule(
-            axis=axis,
-            stages=stages,
-            queue_depth=min(options.queue_depths),
-            boundary=options.boundary,
-            mode=options.mode,
-            stream_weights=stream,
-        )
+        schedule = schedule_with(scenario, axis, stages, min(options.queue_depths), stream)
         relaxation = fluid.bound(
             unit_graph(scenario, schedule), scenario.classes, scenario.capacity, scenario.quality
         )

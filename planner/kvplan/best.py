@@ -31,8 +31,10 @@ class Best:
 
     def offer(
         self, plan: Evaluation | None, candidate: Candidate, block: int, least_gain: float = 0.0
-    ) -> None:
-        """Take another plan if that shortens the step by more than a share of it."""
+    ) -> bool:
+        """Take another plan if its step is shorter by more than a share; whether it was."""
         self.judged += 1
-        if plan is not None and plan.step_s < self.step_s * (1 - least_gain):
-            self.plan, self.candidate, self.block = plan, candidate, block
+        if plan is None or plan.step_s >= self.step_s * (1 - least_gain):
+            return False
+        self.plan, self.candidate, self.block = plan, candidate, block
+        return True

@@ -27,6 +27,11 @@ def finer_blocks(scenario: Scenario) -> Iterator[int]:
         yield block
 
 
+def block_sizes(scenario: Scenario) -> list[int]:
+    """The block size, and its halves down to the smallest."""
+    return [scenario.workload.block, *finer_blocks(scenario)]
+
+
 def with_block(scenario: Scenario, block: int) -> Scenario:
     """The same question in other blocks."""
     workload = replace(scenario.workload, block=block)

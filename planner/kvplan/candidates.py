@@ -72,9 +72,7 @@ class Candidate:
         model, flow = self.scenario.model, self.flow
         if self.built is not None or unit_layers(model, cyclic(self.schedule)) is not None:
             return len(self.unit.operations)
-        if not flow.copies:
-            return len(flow.operations) * len(model.layers)
-        return sum(flow.copies_of(operation) for operation in flow.operations)
+        return flow.cycles * sum(flow.copies_of(operation) for operation in flow.operations)
 
 
 def bounded(scenario: Scenario, schedule: Schedule, flow: StepGraph) -> Candidate | None:
@@ -88,20 +86,27 @@ def bounded(scenario: Scenario, schedule: Schedule, flow: StepGraph) -> Candidat
     return found
 
 
+def schedule_with(
+    scenario: Scenario, axis: str, stages: int, queue_depth: int, stream_weights: bool
+) -> Schedule:
+    """A schedule, with what the options fix."""
+    return Schedule(
+        axis=axis,
+        stages=stages,
+        queue_depth=queue_depth,
+        boundary=scenario.options.boundary,
+        mode=scenario.options.mode,
+        stream_weights=stream_weights,
+    )
+
+
 def schedules(scenario: Scenario, stream_weights: bool, depth: int) -> Iterator[Schedule]:
     """Every schedule of one queue depth, simple ones first."""
     options, layers = scenario.options, len(scenario.model.layers)
     for axis in options.axes:
         for stages in sorted(set(options.stages)):
             if axis == "token" or stages <= layers:
-                yield Schedule(
-                    axis=axis,
-                    stages=stages,
-                    queue_depth=depth,
-                    boundary=options.boundary,
-                    mode=options.mode,
-                    stream_weights=stream_weights,
-                )
+                yield schedule_with(scenario, axis, stages, depth, stream_weights)
 
 
 def bounded_candidates(scenario: Scenario) -> list[Candidate]:
@@ -142,14 +147,7 @@ def usual_schedules(scenario: Scenario) -> list[Schedule]:
     depths = sorted(set(options.queue_depths), key=lambda d: (d != USUAL_DEPTH, d))
     axis = "token" if "token" in options.axes else options.axes[0]
     return [
-        Schedule(
-            axis=axis,
-            stages=min(options.stages),
-            queue_depth=depth,
-            boundary=options.boundary,
-            mode=options.mode,
-            stream_weights=stream,
-        )
+        schedule_with(scenario, axis, min(options.stages), depth, stream)
         for depth in depths
         for stream in streaming(scenario)
     ]
@@ -314,14 +312,7 @@ def regrouped(graph: StepGraph, classes: Sequence[int], schedule: Schedule) -> S
     """
     other = dataclasses.replace(graph, schedule=cyclic(schedule))
     larger = filled_groups(graph, classes) / filled_groups(other, classes)
-    buffers = [
-        dataclasses.replace(
-            b, tenants=[{v: size * larger for v, size in t.items()} for t in b.tenants]
-        )
-        if b.holds == "stages"
-        else b
-        for b in graph.buffers
-    ]
+    buffers = [b.scaled(larger) if b.holds == "stages" else b for b in graph.buffers]
     return dataclasses.replace(other, buffers=buffers)
 
 

@@ -8,7 +8,7 @@ operations in the order in which they are listed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvplan.curve import ZERO, Curve
 from kvplan.paths import Path
@@ -98,6 +98,11 @@ class Buffer:
     tenants: list[dict[int, float]]
     enters: list[list[int]] = field(default_factory=list)
     leaves: list[list[int]] = field(default_factory=list)
+
+    def scaled(self, factor: float) -> Buffer:
+        """The same with so many times what its tenants hold."""
+        tenants = [{v: size * factor for v, size in t.items()} for t in self.tenants]
+        return replace(self, tenants=tenants)
 
     def filled_bytes(self, values: Sequence[float]) -> list[float]:
         """Bytes of every tenant for given values of all variables of the graph."""

@@ -9,7 +9,7 @@ from kvplan import block_program
 from kvplan.allocation import Place, in_groups, placed
 from kvplan.best import Best
 from kvplan.block_program import Goal
-from kvplan.block_size import finer_blocks, with_block
+from kvplan.block_size import block_sizes, with_block
 from kvplan.candidates import Candidate, least_bound
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.exchange import exchanged
@@ -99,7 +99,7 @@ def tighten(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
 
 def trials(scenario: Scenario, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, int]]:
     """Each candidate with its own block size, and with the smallest."""
-    smallest = [scenario.workload.block, *finer_blocks(scenario)][-1]
+    smallest = block_sizes(scenario)[-1]
     for candidate in candidates:
         own = block_for(scenario, candidate)
         yield candidate, own
@@ -125,7 +125,7 @@ def block_for(scenario: Scenario, candidate: Candidate) -> int:
         if attends(name, "stage")
     ]
     mean = sum(staged) / len(set(scenario.classes)) / candidate.schedule.stages
-    blocks = [scenario.workload.block, *finer_blocks(scenario)]
+    blocks = block_sizes(scenario)
     return next((b for b in blocks if b * BLOCKS_PER_STAGE <= mean), blocks[-1])
 
 

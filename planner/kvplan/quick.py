@@ -6,12 +6,12 @@ schedule and one bound below all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvplan import fluid
-from kvplan.block_size import finer_blocks, with_block
+from kvplan.best import Best
+from kvplan.block_size import block_sizes, with_block
 from kvplan.candidates import (
-    Candidate,
     bounded,
     filled_groups,
     flow_graph,
@@ -22,32 +22,14 @@ from kvplan.candidates import (
     usual_schedules,
 )
 from kvplan.curve import Curve, Piece
-from kvplan.evaluate import Evaluation
 from kvplan.fitting import roundings
 from kvplan.scenario import Scenario
 from kvplan.step import StepGraph
 
 
-@dataclass(frozen=True, slots=True)
-class Quick:
-    """A plan that is good enough.
-
-    Args:
-        plan: judged.
-        candidate: its schedule.
-        bound_s: seconds that no plan is below.
-        block: tokens per block of it.
-    """
-
-    plan: Evaluation
-    candidate: Candidate
-    bound_s: float
-    block: int
-
-
-def good_enough(scenario: Scenario) -> Quick | None:
-    """A plan of the usual schedule, in larger blocks or smaller ones; None where none is proven to
-    be as near the optimum as the scenario asks.
+def good_enough(scenario: Scenario) -> tuple[Best, float] | None:
+    """A plan of the usual schedule, in larger blocks or smaller ones, and seconds that no plan is
+    below; None where none is proven to be as near the optimum as the scenario asks.
     """
     bound_s = floor_s(scenario)
     if bound_s is None:
@@ -60,10 +42,10 @@ def good_enough(scenario: Scenario) -> Quick | None:
         try_on_unit(scenario, candidate)
         if candidate.trial_s > most_s:
             continue
-        for block in (scenario.workload.block, *finer_blocks(scenario)):
+        for block in block_sizes(scenario):
             for plan in roundings(with_block(scenario, block), candidate):
                 if plan.step_s <= most_s:
-                    return Quick(plan, candidate, min(bound_s, plan.step_s), block)
+                    return Best(plan, candidate, block), min(bound_s, plan.step_s)
     return None
 
 
@@ -101,9 +83,7 @@ def floor_graph(scenario: Scenario, axis: str, stream: bool) -> StepGraph | None
             if known is None:
                 known = curves[operation.curve] = least_of(operation.curve, 1 / share)
             operation.curve = known
-    for buffer in graph.buffers:
-        if buffer.holds != "weights":
-            buffer.tenants = [{v: size * share for v, size in t.items()} for t in buffer.tenants]
+    graph.buffers = [b if b.holds == "weights" else b.scaled(share) for b in graph.buffers]
     return graph
 
 

@@ -92,8 +92,8 @@ def find(scenario: Scenario) -> Search | None:
     if scenario.options.good_gap > GOOD_GAP:
         quick = good_enough(scenario)
         if quick is not None:
-            relaxation = quick.candidate.relaxation
-            return Search(quick.plan, quick.bound_s, relaxation, 1, 1, quick.block)
+            near, bound_s = quick
+            return Search(near.plan, bound_s, near.candidate.relaxation, 1, near.judged, near.block)
     candidates, best = explore(scenario)
     if best is None:
         best = simplest_of(scenario, candidates)
@@ -143,9 +143,7 @@ def leave_out(scenario: Scenario, best: Best) -> None:
         if not found:
             break
         trial, names = min(found, key=lambda pair: pair[0].step_s)
-        before_s = best.step_s
-        best.offer(trial.plan, trial.candidate, trial.block, NEAR)
-        if best.step_s == before_s:
+        if not best.offer(trial.plan, trial.candidate, trial.block, NEAR):
             break
 
 
@@ -209,9 +207,10 @@ def judge(scenario: Scenario, candidates: Sequence[Candidate]) -> Best | None:
         if best is not None and idle >= PATIENCE:
             break
         plan = fitted(scenario, candidate)
+        gained = best is None and plan is not None
         if best is not None:
-            best.offer(plan, candidate, scenario.workload.block, NEAR)
+            gained = best.offer(plan, candidate, scenario.workload.block, NEAR)
         elif plan is not None:
             best = Best(plan, candidate, scenario.workload.block, judged)
-        idle = 0 if best is not None and best.candidate is candidate else idle + 1
+        idle = 0 if gained else idle + 1
     return best

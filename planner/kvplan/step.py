@@ -52,26 +52,17 @@ class _Builder(GraphBuilder):
     """Adds the operations of a step in order; one method per row of the design's table."""
 
     def __init__(
-        self,
-        model: ModelSpec,
-        hardware: HardwareProfile,
-        workload: Workload,
-        schedule: Schedule,
-        structure: Structure,
-        layers: Sequence[int],
-        repeat: int,
-        cycles: int,
+        self, costs: LayerCosts, structure: Structure, layers: Sequence[int], cycles: int
     ) -> None:
-        self.model, self.hardware, self.workload = model, hardware, workload
-        self.schedule, self.structure, self.layers = schedule, structure, layers
-        self.repeat = repeat
-        self.costs = LayerCosts(model, hardware, workload, schedule, repeat)
-        edges = cost.edge_s(hardware)
-        super().__init__(StepGraph([], [], [], {}, {}, schedule, cycles, edge_s=edges))
+        self.costs, self.structure, self.layers = costs, structure, layers
+        self.model, self.hardware, self.workload = costs.model, costs.hardware, costs.workload
+        self.schedule, self.repeat = costs.schedule, costs.repeat
+        edges = cost.edge_s(self.hardware)
+        super().__init__(StepGraph([], [], [], {}, {}, self.schedule, cycles, edge_s=edges))
         self.finished: dict[int, int] = {}
         self.projects: dict[int, int] = {}
         self.indices: dict[tuple[int, int | None, str], int] = {}
-        self.staging = Ring(schedule.queue_depth)
+        self.staging = Ring(self.schedule.queue_depth)
         self.weights = Ring(WEIGHT_BUFFERS)
         self.disk: dict[str, Ring] = {}
         self.group: tuple[object, Tenant] | None = None
@@ -127,7 +118,7 @@ class _Builder(GraphBuilder):
         else:
             self.cell(layer, micro_batch)
             rings = len(self.marks[number].tenants)
-            if before is not None and rings == len(self.rings) and self.reaches_back(number) == 1:
+            if before is not None and rings == len(self.rings) and self.awaits_neighbour(number):
                 self.known[before, key] = number
         self.before = key
         if layer == self.layers[-1]:
@@ -140,12 +131,11 @@ class _Builder(GraphBuilder):
         graph = self.graph
         self.marks.append(_Mark(len(graph.operations), len(graph.variables), tenants))
 
-    def reaches_back(self, number: int) -> int:
-        """How many layers the last one waits for in its own step, at most; it has this number."""
+    def awaits_neighbour(self, number: int) -> bool:
+        """Whether the last layer, of this number, waits for none before its neighbour."""
         begin = self.marks[number].operation
         awaited = [b for o in self.graph.operations[begin:] for b, _ in o.after]
-        first = min(awaited, default=begin)
-        return sum(first < mark.operation for mark in self.marks[: number + 1])
+        return min(awaited, default=begin) >= self.marks[number - 1].operation
 
     def key(self, layer: int) -> object:
         """What tells cells apart; None where copies would not do: micro-batches share variables,
@@ -563,7 +553,8 @@ def build_step(
     row_unit = repeat > 1 and workload.schedule == "row"
     batches = [0] if row_unit else list(range(workload.micro_batches))
     cycles = repeat * (workload.micro_batches if row_unit else 1)
-    builder = _Builder(model, hardware, workload, schedule, structure, chosen, repeat, cycles)
+    costs = LayerCosts(model, hardware, workload, schedule, repeat)
+    builder = _Builder(costs, structure, chosen, cycles)
     builder.graph.copies = dict(copies or {})
     if workload.schedule == "column":
         cells = [(layer, m) for layer in chosen for m in batches]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from kvplan import program
 from kvplan.allocation import Allocation, Place, laid_out, spread, unevenness
 from kvplan.best import Best
-from kvplan.block_size import finer_blocks
+from kvplan.block_size import block_sizes
 from kvplan.candidates import (
     Candidate,
     build_unit,
@@ -66,15 +66,14 @@ def thin_out(scenario: Scenario, candidates: Sequence[Candidate], best: Best) ->
     not.
     """
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
-    smallest = [scenario.workload.block, *finer_blocks(scenario)][-1]
+    smallest = block_sizes(scenario)[-1]
     least_s = 0.0
     for optimum_s, candidate in worth_thinning(scenario, candidates):
         if best.step_s <= good_s or (least_s and optimum_s > least_s * WORTH_THINNING):
             break
-        best.offer(
-            thinned(scenario, candidate.schedule, smallest, None, best.step_s), candidate, smallest
-        )
-        least_s = optimum_s if best.candidate is candidate else least_s
+        found = thinned(scenario, candidate.schedule, smallest, None, best.step_s)
+        if best.offer(found, candidate, smallest):
+            least_s = optimum_s
     first = best.candidate
     for candidate in [first, *(c for c in candidates if c is not first and alike(c, first))]:
         if best.step_s <= good_s:
