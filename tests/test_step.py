@@ -41,6 +41,7 @@ def runs(draw: st.DrawFn) -> tuple[Scenario, Schedule, Structure]:
     schedule = draw(schedules(len(built.layers)))
     structure: dict[tuple[int, int | None], list[Path]] = {}
     few = draw(st.lists(st.booleans(), min_size=3, max_size=3))
+    none = draw(st.lists(st.booleans(), min_size=1, max_size=3))
     for index in range(len(built.layers)):
         paths = usable_paths(scenario, index)
         structure[index, None] = [p for p in paths if p.attends != "stage"]
@@ -50,6 +51,8 @@ def runs(draw: st.DrawFn) -> tuple[Scenario, Schedule, Structure]:
             stages = range(group, group + 1)
         for stage in stages:
             staged = [p for p in paths if p.attends == "stage"]
+            if none[index % len(none)]:
+                continue
             structure[index, stage] = staged[:1] if few[index % 3] and stage else staged
     return scenario, schedule, structure
 

@@ -132,10 +132,15 @@ class _Builder(GraphBuilder):
         self.marks.append(_Mark(len(graph.operations), len(graph.variables), tenants))
 
     def awaits_neighbour(self, number: int) -> bool:
-        """Whether the last layer, of this number, waits for none before its neighbour."""
-        begin = self.marks[number].operation
-        awaited = [b for o in self.graph.operations[begin:] for b, _ in o.after]
-        return min(awaited, default=begin) >= self.marks[number - 1].operation
+        """Whether the last layer, of this number, waits for its neighbour on each of its resources,
+        and for none before that one.
+        """
+        begin, neighbour = self.marks[number].operation, self.marks[number - 1].operation
+        operations = self.graph.operations
+        awaited = [b for o in operations[begin:] for b, _ in o.after]
+        served = {o.resource for o in operations[neighbour:begin]}
+        own = {o.resource for o in operations[begin:] if o.resource is not None}
+        return min(awaited, default=begin) >= neighbour and own <= served
 
     def key(self, layer: int) -> object:
         """What tells cells apart; None where copies would not do: micro-batches share variables,
