@@ -64,7 +64,7 @@ def plans(draw: st.DrawFn, streamed: bool | None = None) -> tuple[Scenario, Eval
 @st.composite
 def waiting_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
     """Weights take about as long to load as a layer to compute, so a step is a chain of waits;
-    layers rebuild in every stage, or keep activations for their last stages, or keep everything.
+    layers rebuild in every stage, or keep activations for some or the last of them, or everything.
     """
     count, stages, tokens = draw(st.integers(2, 6)), draw(st.integers(2, 6)), 12
     spec = layer(intermediate=draw(st.sampled_from((256, 1024, 4096))))
@@ -75,17 +75,17 @@ def waiting_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
     scenario = Scenario(model=model([spec] * count), hardware=hardware,
                         workload=Workload(batch=1, context=stages * tokens, block=1))  # fmt: skip
     schedule = Schedule(stages=stages, queue_depth=draw(st.integers(1, 3)), stream_weights=True)
-    kinds = st.sampled_from((0, 0, 0, 1, 2, stages))
+    some = st.lists(st.booleans(), min_size=stages, max_size=stages)
+    last = st.integers(0, stages).map(lambda kept: [j >= stages - kept for j in range(stages)])
     allocation = []
     for _ in range(count):
-        kept = min(draw(kinds), stages)
+        kept = draw(st.just([False] * stages) | last | some)
         segments = [
-            Segment(tokens * j, tokens * (j + 1),
-                    "recompute" if j < stages - kept else "recompute_resident", j)
-            for j in range(stages)
-        ]  # fmt: skip
+            Segment(tokens * j, tokens * (j + 1), "recompute_resident" if here else "recompute", j)
+            for j, here in enumerate(kept)
+        ]
         everything = (Segment(0, stages * tokens, "resident", None),)
-        allocation.append(tuple(segments) if kept < stages else everything)
+        allocation.append(everything if all(kept) else tuple(segments))
     return scenario, evaluate(scenario, schedule, tuple(allocation), [1.0] * count)
 
 
@@ -185,6 +185,6 @@ def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluatio
     for graph in graphs_of(scenario, plan):
         mixes = 4 * mixture.applies(graph, scenario.classes)
         found = certificate.sharpened(
-            graph, scenario.classes, capacity, {}, 1, plan.step_s * 2, mixes
+            graph, scenario.classes, capacity, {}, [1], plan.step_s * 2, mixes
         )
         assert found <= plan.step_s * (1 + 1e-6)

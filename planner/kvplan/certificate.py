@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from kvplan import fluid, mixture
+from kvplan.block_size import block_sizes
 from kvplan.candidates import Candidate, unit_graph
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
@@ -35,7 +36,7 @@ WORTH_MIXING = 3e-2
 LEAST_RISE = 2e-4
 """Share by which mixtures must raise a bound for others to be asked."""
 
-MOST_ROWS = 40_000
+MOST_ROWS = 20_000
 """Rows of mixture programs stated in one search, beside those of branching, at most."""
 
 MOST_FINE_ROWS = 5_000
@@ -88,36 +89,36 @@ def raise_bounds(
 
 def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float:
     """A bound by branching; with streamed weights, where waits are long, by a mixture first."""
-    block, waited_s = scenario.workload.block, 0.0
+    blocks, waited_s = block_sizes(scenario), 0.0
     given = (scenario.classes, scenario.capacity, scenario.quality)
     if candidate.schedule.stream_weights:
         unit = unit_graph(scenario, candidate.schedule)
         if mixture.applies(unit, scenario.classes):
-            waited_s = mixture.bound(unit, *given, block)
+            waited_s = mixture.bound(unit, *given, blocks[0])
     if waited_s >= target_s:
         return waited_s
     flow = candidate.flow if candidate.schedule.axis == "token" else candidate.unit
-    return max(waited_s, sharpened(flow, *given, block, target_s))
+    return max(waited_s, sharpened(flow, *given, blocks, target_s))
 
 
 def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[float, int]:
     """A bound from the mixture of a candidate's layers, seconds, and the rows it took: coarse
     shapes, then fine ones, then coarse ones while branching.
     """
-    unit, block = unit_graph(scenario, candidate.schedule), scenario.workload.block
+    unit, blocks = unit_graph(scenario, candidate.schedule), block_sizes(scenario)
     given = (unit, scenario.classes, scenario.capacity, scenario.quality)
     if not mixture.applies(unit, scenario.classes):
         return 0.0, 0
     best_s, rows = 0.0, 0
     for fine in (False, True):
-        stated = mixture.state(*given, block, fine=fine)
+        stated = mixture.state(*given, blocks[0], fine=fine)
         if fine and len(stated.program.rows) > MOST_FINE_ROWS:
             continue
         rows += len(stated.program.rows)
         best_s = max(best_s, mixture.solve(stated))
         if best_s >= target_s:
             return best_s, rows
-    return max(best_s, sharpened(*given, block, target_s, MOST_MIXTURES)), rows
+    return max(best_s, sharpened(*given, blocks, target_s, MOST_MIXTURES)), rows
 
 
 def is_calmer(schedule: Schedule, other: Schedule) -> bool:
@@ -138,7 +139,7 @@ def sharpened(
     classes: Sequence[int],
     capacity: Mapping[str, float],
     quality: Mapping[str, float],
-    block: int,
+    blocks: Sequence[int],
     target_s: float,
     mixtures: int = 0,
 ) -> float:
@@ -149,7 +150,7 @@ def sharpened(
         classes: class number of every layer.
         capacity: bytes each tier may hold.
         quality: most share of all tokens that each inexact path may take.
-        block: tokens per block.
+        blocks: tokens per block that plans may be made of, the largest first.
         target_s: where to stop.
         mixtures: mixture programs to solve, at most.
     """
@@ -158,7 +159,7 @@ def sharpened(
     if not per_token:
         found = fluid.bound(*given)
         return float("inf") if found is None else found.step_s
-    narrow = block * min(per_token.values())
+    narrow = blocks[-1] * min(per_token.values())
     heap: list[tuple[float, float, float, bool]] = []
     solves, most_solves = 0, min(MOST_SOLVES, MOST_STATED // len(unit.operations))
 
@@ -175,7 +176,7 @@ def sharpened(
         if not mixed and mixtures and most <= max(least, narrow) * NEAR_ENDS:
             mixtures -= 1
             staging = Staging(least, most, per_token)
-            mixed_s = mixture.bound(*given, block, staging)
+            mixed_s = mixture.bound(*given, blocks[0], staging)
             heapq.heapreplace(heap, (max(bound_s, mixed_s), least, most, True))
             continue
         solves += 2

@@ -40,13 +40,14 @@ class Shape:
         stages: how many of its stages are described.
         few: whether the one described stands for all that hold tokens, which are not all it has.
         away: whether it has tokens that are attended where they lie.
-        silent: whether its last stage copies nothing, so that weights behind it may load earlier.
+        silent: how many of its last stages copy nothing, so that weights behind them may load
+            earlier.
     """
 
     stages: int
     few: bool = False
     away: bool = False
-    silent: bool = False
+    silent: int = 0
 
 
 def shapes(mixture: Mixture, kind: Kind) -> Iterator[Shape]:
@@ -54,9 +55,8 @@ def shapes(mixture: Mixture, kind: Kind) -> Iterator[Shape]:
     operations, schedule = mixture.members[kind.layer], mixture.graph.schedule
     most = sum(o.operation == "attend" for o in operations)
     away = any(o.operation == "send_query" for o in operations)
-    crossing = _crossing(operations)
-    quiet = any(v not in crossing for o in operations if o.stage is not None for v in o.variables)
-    silent = schedule.stream_weights and quiet and most > schedule.queue_depth
+    awaiting = max(most - schedule.queue_depth, 0)  # copies that wait for a stage of their layer
+    silent = awaiting if schedule.stream_weights and _some_are_silent(operations) else 0
     for is_away in (False, True) if away else (False,):
         yield Shape(0, away=is_away)
         if most > 1 and not mixture.fine:
@@ -64,14 +64,20 @@ def shapes(mixture: Mixture, kind: Kind) -> Iterator[Shape]:
         for stages in range(1 if mixture.fine else most, most + 1):
             if stages:
                 yield Shape(stages, away=is_away)
-        if silent:
-            yield Shape(most, away=is_away, silent=True)
+        for last in range(1, silent + 1):
+            yield Shape(most, away=is_away, silent=last)
 
 
 def _crossing(operations: Sequence[Operation]) -> set[int]:
     """Variables whose tokens are copied to a staging buffer over the link."""
     return {v for o in operations if o.resource == "h2d" and o.stage is not None
             for v in o.variables}  # fmt: skip
+
+
+def _some_are_silent(operations: Sequence[Operation]) -> bool:
+    """Whether stages may hold tokens that are not copied over the link."""
+    crossing = _crossing(operations)
+    return any(v not in crossing for o in operations if o.stage is not None for v in o.variables)
 
 
 def define_kind(mixture: Mixture, kind: Kind) -> None:
@@ -118,6 +124,9 @@ class _Layers:
         members = mixture.members[kind.layer]
         self.crossing = _crossing(members)
         self.operations = [o for o in members if self._kept(o)]
+        # Which of the stages copies nothing is not told apart where others hold no tokens.
+        streams = mixture.graph.schedule.stream_weights and shape.stages < self.stages
+        self.may_load_earlier = streams and _some_are_silent(members)
 
     def _kept(self, operation: Operation) -> bool:
         """Whether layers of this shape may have an operation."""
@@ -125,7 +134,7 @@ class _Layers:
         if operation.operation == "write_back":
             return False
         if operation.stage is not None:
-            last = shape.silent and operation.stage == shape.stages - 1
+            last = operation.stage >= shape.stages - shape.silent
             own = operation.operation != "attend" and not self.crossing.isdisjoint(
                 operation.variables
             )
@@ -298,16 +307,8 @@ class _Layers:
             return
         elif operation.stage < depth:
             yield {inward[operation.stage]: 1.0}
-        elif not (self._may_be_silent and operation.resource == "h2d"):
+        elif not (self.may_load_earlier and operation.resource == "h2d"):
             yield attended[operation.stage - depth]
-
-    @property
-    def _may_be_silent(self) -> bool:
-        """Whether weights behind the copies may load before earlier buffers are free, the last
-        stages having nothing to copy.
-        """
-        streams = self.mixture.graph.schedule.stream_weights
-        return self.shape.silent or (streams and self.shape.stages < self.stages)
 
     def _duration(self, operation: Operation) -> Terms:
         """Seconds of an operation; its fixed part where it is present, or in proportion."""
