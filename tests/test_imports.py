@@ -61,6 +61,8 @@ LEVELS = [
         "fitting",
         "exchange",
         "thin",
+        "dive",
+        "concentrate",
         "polish",
         "resident",
         "infeasible",

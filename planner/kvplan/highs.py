@@ -150,14 +150,17 @@ def minimise(cost: Mapping[int, float], rows: Rows, limits: Limits) -> Optimum |
 
 
 class Standing:
-    """A linear program that is solved again with other bounds of its rows, each time from the
-    optimum before.
+    """A linear program that is solved again with other bounds of its rows and columns, each time
+    from the optimum before.
 
     >>> rows = Rows()
     >>> rows.add({0: -1.0, 1: -2.0}, -6.0)
     >>> program = Standing({0: 1.0, 1: 1.0}, rows, [(0.0, None), (0.0, 2.0)])
     >>> program.minimise().values, program.minimise({0: -5.0}).values
     ([2.0, 2.0], [1.0, 2.0])
+    >>> program.hold(1, 0.0, 1.0)
+    >>> program.minimise().values
+    [3.0, 1.0]
     """
 
     def __init__(self, cost: Mapping[int, float], rows: Rows, limits: Limits) -> None:
@@ -181,6 +184,10 @@ class Standing:
         found = _optimum(self._solver, self._ways)
         self._ways = _AGAIN
         return found
+
+    def hold(self, column: int, least: float, most: float) -> None:
+        """Keep a column between two values from now on."""
+        self._solver.changeColBounds(column, least, most)
 
 
 def _ways(rows: Rows) -> Sequence[Way]:

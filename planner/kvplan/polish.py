@@ -11,6 +11,8 @@ from kvplan.best import Best
 from kvplan.block_program import Goal
 from kvplan.block_size import block_sizes, with_block
 from kvplan.candidates import Candidate, least_bound
+from kvplan.dive import LARGEST as LARGEST_DIVE
+from kvplan.dive import Dive, offer_rounded
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
@@ -48,8 +50,8 @@ WORTH_TRYING = 1.02
 """Ratio to the best step up to which the block program looks: a limit too near hides mixes from
 its heuristics, and blocks that move afterwards gain some of it back."""
 
-WORTH_EXCHANGING = 3e-3
-"""Share by which a plan may be behind the best one for its blocks to be exchanged."""
+AGAIN_ROUNDED = 2
+"""Plans of block programs, the best ones, that may be rounded again."""
 
 BLOCKS_PER_STAGE = 8
 """Blocks in a mean stage from which the block program does without smaller ones."""
@@ -71,6 +73,7 @@ def tighten(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
         return
     few = list(islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS))
     last_s: dict[Schedule, float] = {}
+    plans: list[tuple[Evaluation, Candidate, int]] = []
     solved = 0
     for (candidate, size), seed in ((trial, seed) for seed in range(SEEDS) for trial in few):
         if solved >= MOST_TRIALS + AGAIN or (seed and best.step_s > good_s * WORTH_AGAIN):
@@ -89,11 +92,18 @@ def tighten(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
         if plan is None:
             continue
         last_s[candidate.schedule] = plan.step_s
-        if plan.step_s < best.step_s * (1 + WORTH_EXCHANGING):
-            plan = exchanged(scenario, plan, good_s, size)
         best.offer(plan, candidate, size)
         if best.step_s <= good_s:
-            break
+            return
+        plans.append((plan, candidate, size))
+    plans.sort(key=lambda found: found[0].step_s)
+    dives = [
+        (Dive(scenario, plan.graph, size), candidate)
+        for plan, candidate, size in plans[:AGAIN_ROUNDED]
+        if len(plan.graph.operations) <= LARGEST_DIVE
+    ]
+    if dives:
+        offer_rounded(best, good_s, *min(dives, key=lambda trial: trial[0].step_s))
     best.plan = exchanged(scenario, best.plan, good_s, best.block)
 
 

@@ -39,6 +39,7 @@ class Program:
     rows: list[Row] = field(default_factory=list)
     period: int = -1
     start: int = -1
+    buffers: list[int] = field(default_factory=list)
 
     def column(self, name: str, upper: float | None, scale: float) -> int:
         """Add a column that is zero or more."""
@@ -103,8 +104,8 @@ def state(
     define_precedence(program, durations, relaxed)
     define_tokens(program)
     define_even_stages(program, block)
-    buffers = define_buffer(program)
-    define_capacity(program, capacity, buffers)
+    program.buffers = define_buffer(program)
+    define_capacity(program, capacity, program.buffers)
     define_quality(program, quality or {})
     return program
 
@@ -288,8 +289,21 @@ def solve(program: Program, fixed: Sequence[float] | None = None) -> Solution | 
     return None if found is None else _solution(program, found, row_scale)
 
 
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The least step of a program.
+
+    Args:
+        step_s: seconds of a step.
+        values: value of every column, SI.
+    """
+
+    step_s: float
+    values: list[float]
+
+
 class Repeated:
-    """A program that is solved again and again with other bounds of its rows."""
+    """A program that is solved again and again with other bounds of its rows and columns."""
 
     def __init__(self, program: Program) -> None:
         """State it to the solver, which keeps it and each optimum to start the next one from."""
@@ -314,6 +328,29 @@ class Repeated:
         }
         found = self._standing.minimise(most)
         return None if found is None else _solution(self.program, found, self._divided)
+
+    def hold(self, column: int, least: float, most: float) -> None:
+        """Keep a column between two values from now on, SI."""
+        scale = self.program.scale[column]
+        self._standing.hold(column, least / scale, most / scale)
+
+    def release(self, column: int) -> None:
+        """Let a column have any value that the program allows again."""
+        least, most = scaled_limits(self.program)[column]
+        self._standing.hold(column, least, float("inf") if most is None else most)
+
+    def least(self) -> Least | None:
+        """The optimum without duals, or None where no allocation is feasible.
+
+        Raises:
+            KvplanError: the solver gave up.
+        """
+        found = self._standing.minimise()
+        if found is None:
+            return None
+        stated = self.program
+        values = [value * size for value, size in zip(found.values, stated.scale, strict=True)]
+        return Least(values[stated.period] * stated.graph.cycles, values)
 
 
 def _solution(program: Program, found: Optimum, row_scale: Sequence[float]) -> Solution:

@@ -25,6 +25,7 @@ from kvplan.candidates import (
     unbuilt,
 )
 from kvplan.certificate import WORTH_MIXING, raise_bounds
+from kvplan.concentrate import concentrate
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
@@ -165,7 +166,7 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
         if trial is not None:
             best.judged += trial.judged - 1
             best.offer(trial.plan, trial.candidate, finer, NEAR)
-    for better, mixing in ((thin_out, False), (tighten, True)):
+    for better, mixing in ((thin_out, False), (tighten, False), (concentrate, True)):
         better(scenario, candidates, best)
         left = best.step_s / least_bound(candidates) - 1
         if left > good_gap:

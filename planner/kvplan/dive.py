@@ -1,0 +1,200 @@
+"""Whole blocks for a plan's stages, one place after the other.
+
+The program of a plan's own paths says how its tokens are best split, in fractions. Rounded all at
+once, stages grow past their buffers and layers wait for each other. Here one place at a time gets
+whole blocks, the nearest first, and the program is solved again for all that are still free, which
+take up what that one gained or lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvplan import program
+from kvplan.allocation import Place, laid_out
+from kvplan.best import Best
+from kvplan.candidates import Candidate
+from kvplan.errors import KvplanError
+from kvplan.evaluate import Evaluation, evaluate
+from kvplan.paths import REGISTRY
+from kvplan.program import Least, Repeated
+from kvplan.scenario import Scenario
+from kvplan.schedule import Schedule
+from kvplan.step import StepGraph
+from kvplan.thin import is_even
+
+LARGEST = 1000
+"""Operations of a graph up to which its plan is rounded this way."""
+
+MOST_SOLVED = 300_000
+"""Operations of the programs solved for one plan, about, above which it is not rounded this way."""
+
+SOLVES = 1.2
+"""Programs solved for each number of blocks, about."""
+
+ROUNDING = 1e-3
+"""Share of a step that rounding to blocks takes at least, as a rule."""
+
+REACH = 8e-3
+"""Share by which an optimum may be above a step that would do."""
+
+WHOLE = 1e-6
+"""Blocks by which a number may be off a whole one."""
+
+NO_LATER = 1e-6
+"""Share by which the step may grow for the nearest number to be taken with no look at the other."""
+
+
+class Dive:
+    """A step's program, with more and more of its columns held at whole blocks."""
+
+    def __init__(self, scenario: Scenario, graph: StepGraph, block: int) -> None:
+        """State the program, and solve it.
+
+        Args:
+            scenario: the question; its blocks are what a stage may differ by from the mean of its
+                layer.
+            graph: the whole step; its paths are kept.
+            block: tokens per block of the plan.
+        """
+        filled = {k: -(-count // block) * block for k, count in graph.tokens.items()}
+        self.scenario, self.block = scenario, block
+        self.graph = dataclasses.replace(graph, tokens=filled)
+        self.program = program.state(
+            self.graph, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
+        )
+        self.solver = Repeated(self.program)
+        self.held: set[int] = set()
+        self.optimum = self.least()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step at the optimum; infinite where nothing fits."""
+        return self.optimum.step_s if self.optimum else float("inf")
+
+    def is_promising(self, best_s: float, good_s: float) -> bool:
+        """Whether the optimum is shorter than the best step by more than rounding takes, and near
+        enough to a step that would do, and rounding does not take too long.
+        """
+        near = self.step_s < min(best_s * (1 - ROUNDING), good_s * (1 + REACH))
+        numbers = sum(map(len, self.places(True)))
+        return near and SOLVES * numbers * len(self.graph.operations) <= MOST_SOLVED
+
+    def plan(
+        self, schedule: Schedule, most_s: float, *, backwards: bool = True
+    ) -> Evaluation | None:
+        """The plan in whole blocks; None where none takes less than ``most_s``.
+
+        Args:
+            schedule: how the step is pipelined.
+            most_s: only steps shorter than this are of use.
+            backwards: the last layer gets whole blocks first.
+        """
+        values = self.values(most_s, backwards)
+        if values is None:
+            return None
+        wanted, streamed = self.graph.by_layer(values)
+        allocation = tuple(
+            laid_out(self.scenario.cached_tokens(layer), self.block, self.blocks(mix))
+            for layer, mix in enumerate(wanted)
+        )
+        found = evaluate(self.scenario, schedule, allocation, streamed)
+        fits = found.overflow(self.scenario.capacity) is None and is_even(self.scenario, found)
+        return found if fits and found.step_s < most_s else None
+
+    def blocks(self, mix: Mapping[Place, float]) -> dict[Place, int]:
+        """Tokens of whole blocks, in blocks."""
+        return {place: round(tokens / self.block) for place, tokens in mix.items()}
+
+    def values(self, most_s: float, backwards: bool) -> Sequence[float] | None:
+        """A value for every variable of the graph, whole blocks; None where the step is longer
+        than ``most_s``.
+        """
+        found = self.optimum
+        self.release()
+        for column, size in self.buffers():
+            if found is None or found.step_s > most_s:
+                return None
+            found = self.hold(column, size, found.values[column] / size, found, at_most=True)
+        for free in self.places(backwards):
+            while free:
+                if found is None or found.step_s > most_s:
+                    return None
+                wanted = {index: found.values[index] / self.block for index in free}
+                nearest = min(free, key=lambda index: abs(wanted[index] - round(wanted[index])))
+                free.remove(nearest)
+                found = self.hold(nearest, float(self.block), wanted[nearest], found)
+        if found is None or found.step_s > most_s:
+            return None
+        return found.values[: len(self.graph.variables)]
+
+    def release(self) -> None:
+        """Hold no column."""
+        for column in self.held:
+            self.solver.release(column)
+        self.held.clear()
+
+    def least(self) -> Least | None:
+        """The least step with what is held so far; None where nothing fits, or the solver gives
+        up.
+        """
+        try:
+            return self.solver.least()
+        except KvplanError:
+            return None
+
+    def buffers(self) -> Iterator[tuple[int, float]]:
+        """Columns of the sizes of staging buffers, and the bytes of a block in them."""
+        for column, buffer in zip(self.program.buffers, self.graph.buffers, strict=True):
+            sizes = [size for tenant in buffer.tenants for size in tenant.values()]
+            if buffer.holds == "stages" and sizes:
+                yield column, min(sizes) * self.block
+
+    def places(self, backwards: bool) -> Iterator[list[int]]:
+        """Variables of each layer that are to be whole blocks; the others follow from them."""
+        for layer in sorted(self.graph.tokens, reverse=backwards):
+            own = [
+                index
+                for index, variable in enumerate(self.graph.variables)
+                if variable.layer == layer and variable.path in REGISTRY
+            ]
+            kept = [i for i in own if REGISTRY[self.graph.variables[i].path].attends == "resident"]
+            follows = kept[:1] or own[-1:]
+            yield [index for index in own if index not in follows]
+
+    def hold(
+        self, column: int, size: float, wanted: float, before: Least, *, at_most: bool = False
+    ) -> Least | None:
+        """Hold a column at a whole number of sizes near the wanted one, or at most at it: the
+        nearest if the step is no longer than before, else the better one.
+        """
+        self.held.add(column)
+        nearest = round(wanted)
+        numbers = [nearest, nearest + (1 if wanted > nearest else -1)]
+        if abs(wanted - nearest) <= WHOLE:
+            self.solver.hold(column, 0.0 if at_most else nearest * size, nearest * size)
+            return before
+        best: Least | None = None
+        chosen = nearest
+        for number in numbers:
+            if number < 0:
+                continue
+            self.solver.hold(column, 0.0 if at_most else number * size, number * size)
+            found = self.least()
+            if found is not None and (best is None or found.step_s < best.step_s):
+                best, chosen = found, number
+            if best is not None and best.step_s <= before.step_s * (1 + NO_LATER):
+                break
+        self.solver.hold(column, 0.0 if at_most else chosen * size, chosen * size)
+        return best
+
+
+def offer_rounded(best: Best, good_s: float, dive: Dive, candidate: Candidate) -> None:
+    """Offer plans in whole blocks of a program, until one would do: rounded from the last layer,
+    then from the first.
+    """
+    for backwards in (True, False):
+        if best.step_s > good_s and dive.is_promising(best.step_s, good_s):
+            found = dive.plan(candidate.schedule, best.step_s, backwards=backwards)
+            best.offer(found, candidate, dive.block)
