@@ -17,6 +17,7 @@ from kvplan.best import Best
 from kvplan.candidates import Candidate
 from kvplan.errors import KvplanError
 from kvplan.evaluate import Evaluation, evaluate
+from kvplan.exchange import exchanged
 from kvplan.paths import REGISTRY
 from kvplan.program import Least, Repeated
 from kvplan.scenario import Scenario
@@ -38,6 +39,9 @@ ROUNDING = 1e-3
 
 REACH = 8e-3
 """Share by which an optimum may be above a step that would do."""
+
+WORTH_EXCHANGING = 1.0015
+"""Ratio to the best step up to which blocks of a rounded plan are exchanged."""
 
 WHOLE = 1e-6
 """Blocks by which a number may be off a whole one."""
@@ -192,9 +196,13 @@ class Dive:
 
 def offer_rounded(best: Best, good_s: float, dive: Dive, candidate: Candidate) -> None:
     """Offer plans in whole blocks of a program, until one would do: rounded from the last layer,
-    then from the first.
+    then from the first, then with blocks exchanged.
     """
     for backwards in (True, False):
-        if best.step_s > good_s and dive.is_promising(best.step_s, good_s):
-            found = dive.plan(candidate.schedule, best.step_s, backwards=backwards)
-            best.offer(found, candidate, dive.block)
+        if best.step_s <= good_s or not dive.is_promising(best.step_s, good_s):
+            return
+        most_s = best.step_s * WORTH_EXCHANGING
+        found = dive.plan(candidate.schedule, most_s, backwards=backwards)
+        if found is not None:
+            found = exchanged(dive.scenario, found, good_s, dive.block)
+        best.offer(found, candidate, dive.block)
