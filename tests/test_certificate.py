@@ -183,7 +183,7 @@ def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluatio
     plan = evaluate(scenario, schedule, plan.allocation, plan.streamed)
     capacity = {tier: size * (1 + EXACT) + 1.0 for tier, size in plan.memory_bytes.items()}
     for graph in graphs_of(scenario, plan):
-        mixes = 4 * mixture.applies(graph, scenario.classes)
+        mixes = 10_000 * mixture.applies(graph, scenario.classes)
         found = certificate.sharpened(
             graph, scenario.classes, capacity, {}, [1], plan.step_s * 2, mixes
         )

@@ -27,8 +27,8 @@ MOST_SOLVES = 60
 MOST_STATED = 12_000
 """Operations of all of these programs at most."""
 
-MOST_MIXTURES = 6
-"""Mixture programs solved while branching over one schedule at most."""
+MOST_MIXED_ROWS = 6_000
+"""Rows of the mixture programs solved while branching over one schedule, about."""
 
 WORTH_MIXING = 3e-2
 """Gap up to which mixture programs are asked: they raise bounds by a percent or two."""
@@ -88,29 +88,30 @@ def raise_bounds(
 
 
 def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float:
-    """A bound by branching; with streamed weights, where waits are long, by a mixture first."""
-    blocks, waited_s = block_sizes(scenario), 0.0
+    """A bound by branching; with streamed weights, where waits are long, by a mixture too if that
+    does not reach the target.
+    """
+    blocks = block_sizes(scenario)
     given = (scenario.classes, scenario.capacity, scenario.quality)
-    if candidate.schedule.stream_weights:
+    flow = candidate.flow if candidate.schedule.axis == "token" else candidate.unit
+    found_s = sharpened(flow, *given, blocks, target_s)
+    if found_s < target_s and candidate.schedule.stream_weights:
         unit = unit_graph(scenario, candidate.schedule)
         if mixture.applies(unit, scenario.classes):
-            waited_s = mixture.bound(unit, *given, blocks[0])
-    if waited_s >= target_s:
-        return waited_s
-    flow = candidate.flow if candidate.schedule.axis == "token" else candidate.unit
-    return max(waited_s, sharpened(flow, *given, blocks, target_s))
+            return max(found_s, mixture.bound(unit, *given, blocks[0]))
+    return found_s
 
 
 def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[float, int]:
     """A bound from the mixture of a candidate's layers, seconds, and the rows it took: coarse
-    shapes, then fine ones, then coarse ones while branching.
+    shapes (asked before with streamed weights), then fine ones, then coarse ones while branching.
     """
     unit, blocks = unit_graph(scenario, candidate.schedule), block_sizes(scenario)
     given = (unit, scenario.classes, scenario.capacity, scenario.quality)
     if not mixture.applies(unit, scenario.classes):
         return 0.0, 0
     best_s, rows = 0.0, 0
-    for fine in (False, True):
+    for fine in (True,) if candidate.schedule.stream_weights else (False, True):
         stated = mixture.state(*given, blocks[0], fine=fine)
         if fine and len(stated.program.rows) > MOST_FINE_ROWS:
             continue
@@ -118,7 +119,7 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
         best_s = max(best_s, mixture.solve(stated))
         if best_s >= target_s:
             return best_s, rows
-    return max(best_s, sharpened(*given, blocks, target_s, MOST_MIXTURES)), rows
+    return max(best_s, sharpened(*given, blocks, target_s, MOST_MIXED_ROWS)), rows
 
 
 def is_calmer(schedule: Schedule, other: Schedule) -> bool:
@@ -141,7 +142,7 @@ def sharpened(
     quality: Mapping[str, float],
     blocks: Sequence[int],
     target_s: float,
-    mixtures: int = 0,
+    mixed_rows: int = 0,
 ) -> float:
     """Lower bound on the step of one schedule, seconds; at most about ``target_s`` is tried.
 
@@ -152,7 +153,7 @@ def sharpened(
         quality: most share of all tokens that each inexact path may take.
         blocks: tokens per block that plans may be made of, the largest first.
         target_s: where to stop.
-        mixtures: mixture programs to solve, at most.
+        mixed_rows: rows of the mixture programs to solve, about.
     """
     given = (unit, classes, capacity, quality)
     per_token = staging_bytes(unit)
@@ -173,10 +174,10 @@ def sharpened(
         bound_s, least, most, mixed = heap[0]
         if bound_s >= target_s:
             return bound_s
-        if not mixed and mixtures and most <= max(least, narrow) * NEAR_ENDS:
-            mixtures -= 1
-            staging = Staging(least, most, per_token)
-            mixed_s = mixture.bound(*given, blocks[0], staging)
+        if not mixed and mixed_rows > 0 and most <= max(least, narrow) * NEAR_ENDS:
+            stated = mixture.state(*given, blocks[0], Staging(least, most, per_token))
+            mixed_rows -= len(stated.program.rows)
+            mixed_s = mixture.solve(stated)
             heapq.heapreplace(heap, (max(bound_s, mixed_s), least, most, True))
             continue
         solves += 2

@@ -43,6 +43,9 @@ PATIENCE = 3
 FAR = 5e-2
 """Gap from which better plans are looked for before bounds are raised."""
 
+WORTH_HALVING = 0.05
+"""Share of what is left to a good step that smaller blocks must bring for others to be tried."""
+
 LIKELY = 4
 """Candidates tried again with smaller blocks."""
 
@@ -160,12 +163,16 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
     if best.step_s <= least_bound(candidates) * (1 + FAR):
         raise_bounds(scenario, candidates, best.step_s)
     for finer in finer_blocks(scenario):
-        if best.step_s <= least_bound(candidates) * (1 + good_gap):
+        left_s = best.step_s - least_bound(candidates) * (1 + good_gap)
+        if left_s <= 0:
             break
+        before_s = best.step_s
         trial = judge(with_block(scenario, finer), likely)
         if trial is not None:
             best.judged += trial.judged - 1
             best.offer(trial.plan, trial.candidate, finer, NEAR)
+        if before_s - best.step_s < WORTH_HALVING * left_s:
+            break
     for better, mixing in ((thin_out, False), (tighten, False), (concentrate, True)):
         better(scenario, candidates, best)
         left = best.step_s / least_bound(candidates) - 1
