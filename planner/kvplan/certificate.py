@@ -30,7 +30,7 @@ MOST_STATED = 12_000
 MOST_MIXED_ROWS = 6_000
 """Rows of the mixture programs solved while branching over one schedule, about."""
 
-WORTH_MIXING = 3e-2
+WORTH_MIXING = 5e-2
 """Gap up to which mixture programs are asked: they raise bounds by a percent or two."""
 
 LEAST_RISE = 2e-4

@@ -31,6 +31,9 @@ LARGEST = 1000
 MOST_SOLVED = 300_000
 """Operations of the programs solved for one plan, about, above which it is not rounded this way."""
 
+WORTH = 8e-3
+"""Share of a step above which a gain is worth more programs."""
+
 SOLVES = 1.2
 """Programs solved for each number of blocks, about."""
 
@@ -79,11 +82,12 @@ class Dive:
 
     def is_promising(self, best_s: float, good_s: float) -> bool:
         """Whether the optimum is shorter than the best step by more than rounding takes, and near
-        enough to a step that would do, and rounding does not take too long.
+        enough to a step that would do, and the gain is worth the programs to be solved.
         """
-        near = self.step_s < min(best_s * (1 - ROUNDING), good_s * (1 + REACH))
-        numbers = sum(map(len, self.places(True)))
-        return near and SOLVES * numbers * len(self.graph.operations) <= MOST_SOLVED
+        if self.step_s >= min(best_s * (1 - ROUNDING), good_s * (1 + REACH)):
+            return False
+        solved = SOLVES * sum(map(len, self.places(True))) * len(self.graph.operations)
+        return solved <= MOST_SOLVED * max((1 - self.step_s / best_s) / WORTH, 1.0)
 
     def plan(
         self, schedule: Schedule, most_s: float, *, backwards: bool = True
