@@ -63,6 +63,7 @@ LEVELS = [
         "thin",
         "dive",
         "concentrate",
+        "restage",
         "polish",
         "resident",
         "infeasible",

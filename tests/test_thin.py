@@ -47,7 +47,7 @@ def test_a_rounded_plan_is_one_the_bounds_hold_for(
     for index, segments in enumerate(found.allocation):
         whole = scenario.cached_tokens(index)
         assert all(s.tokens % block == 0 or s.end == whole for s in segments)
-    again = thinned(scenario, schedule, block, found)
+    again = thinned(scenario, schedule, block, paths_of(scenario, found))
     if again is not None:
         own, before = paths_of(scenario, again), paths_of(scenario, found)
         assert all(set(paths) <= set(before[place]) for place, paths in own.items())

@@ -34,6 +34,7 @@ from kvplan.infeasible import explain_infeasible
 from kvplan.polish import tighten
 from kvplan.quick import good_enough
 from kvplan.resident import everything_resident
+from kvplan.restage import restage
 from kvplan.scenario import GOOD_GAP, Scenario
 from kvplan.thin import thin_out
 
@@ -173,11 +174,12 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
             best.offer(trial.plan, trial.candidate, finer, NEAR)
         if before_s - best.step_s < WORTH_HALVING * left_s:
             break
-    for better, mixing in ((thin_out, False), (tighten, False), (concentrate, True)):
+    for better in (thin_out, restage, tighten, concentrate):
         better(scenario, candidates, best)
         left = best.step_s / least_bound(candidates) - 1
         if left > good_gap:
-            raise_bounds(scenario, candidates, best.step_s, mixing=mixing and left <= WORTH_MIXING)
+            mixing = better is concentrate and left <= WORTH_MIXING
+            raise_bounds(scenario, candidates, best.step_s, mixing=mixing)
 
 
 def without_offload(scenario: Scenario, resident: Evaluation) -> Search:

@@ -78,7 +78,8 @@ def thin_out(scenario: Scenario, candidates: Sequence[Candidate], best: Best) ->
     for candidate in [first, *(c for c in candidates if c is not first and alike(c, first))]:
         if best.step_s <= good_s:
             return
-        found = thinned(scenario, candidate.schedule, smallest, best.plan, best.step_s)
+        own = paths_of(scenario, best.plan)
+        found = thinned(scenario, candidate.schedule, smallest, own, best.step_s)
         best.offer(found, candidate, smallest)
     if best.step_s <= good_s * (1 + scenario.options.good_gap):
         best.plan = exchanged(scenario, best.plan, good_s, best.block)
@@ -136,8 +137,9 @@ def thinned(
     scenario: Scenario,
     schedule: Schedule,
     block: int,
-    plan: Evaluation | None = None,
+    structure: Paths | None = None,
     most_s: float = float("inf"),
+    largest: int = LARGEST_PLAN,
 ) -> Evaluation | None:
     """The best plan found; None where no program fits, its graph is too large, or no plan takes
     less than ``most_s``.
@@ -147,25 +149,24 @@ def thinned(
             layer.
         schedule: how the step is pipelined.
         block: tokens per block of the plan.
-        plan: use the paths that each stage of this plan has; None: all, of one unit where layers
-            repeat.
+        structure: paths of each layer and stage; None: all, of one unit where layers repeat.
         most_s: only steps shorter than this are of use.
+        largest: operations of a graph with these paths, at most.
     """
-    unit = unit_layers(scenario.model, cyclic(schedule)) if plan is None else None
-    layers = range(len(scenario.model.layers)) if unit is None else unit
-    if plan is None:
-        structure: Paths = {
+    whole, unit = structure is None, None
+    if structure is None:
+        unit = unit_layers(scenario.model, cyclic(schedule))
+        layers = range(len(scenario.model.layers)) if unit is None else unit
+        structure = {
             place: list(paths)
             for place, paths in full_structure(scenario, schedule, layers).items()
         }
-    else:
-        structure = paths_of(scenario, plan)
     best: Evaluation | None = None
     for number in range(ROUNDS):
         graph = build_unit(scenario, schedule, structure, unit)
-        if len(graph.operations) > (LARGEST if plan is None else LARGEST_PLAN):
+        if len(graph.operations) > (LARGEST if whole else largest):
             return best
-        if number == 0 and plan is None:  # the optimum pays for paths that it does not use
+        if number == 0 and whole:  # the optimum pays for paths that it does not use
             values, found = _rounded(scenario, schedule, graph, block, 1)
         else:
             values, found = _rounded(scenario, schedule, graph, block, TRIES, most_s)
