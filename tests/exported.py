@@ -12,14 +12,14 @@ from kvplan.model_library import load_model
 from kvplan.plan import Plan
 from kvplan.plan_file import encode
 from kvplan.planning import make_plan
-from kvplan.scenario import Options, Scenario
+from kvplan.scenario import GOOD_GAP, Options, Scenario
 from kvplan.workload import Budgets, Workload
 
 GIB = 2**30
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "fetch": {"paths": ("resident", "fetch")},
-    "recompute": {"paths": ("resident", "fetch", "recompute")},
+    "recompute": {"paths": ("resident", "fetch", "recompute"), "good_gap": 0.05},
     "packed": {"paths": ("resident", "fetch", "fetch_int8"), "allow": {"int8": 0.5}},
     "host": {"paths": ("resident", "attend_host")},
     "disk": {"paths": ("resident", "fetch", "fetch_disk"), "dram": 1 * GIB, "disk": 64 * GIB},
@@ -52,7 +52,7 @@ def plan(kind: str = "fetch") -> Plan:
             ),
             options=Options(
                 paths=given["paths"], allow=given.get("allow", {}), axes=("token",), stages=(4,),
-                queue_depths=(2,), refine_blocks=False,
+                queue_depths=(2,), refine_blocks=False, good_gap=given.get("good_gap", GOOD_GAP),
             ),
         ),
         time="2026-01-01T00:00:00+00:00",

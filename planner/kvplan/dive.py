@@ -200,7 +200,7 @@ class Dive:
 
 def offer_rounded(best: Best, good_s: float, dive: Dive, candidate: Candidate) -> None:
     """Offer plans in whole blocks of a program, until one would do: rounded from the last layer,
-    then from the first, then with blocks exchanged.
+    then from the first, each with blocks exchanged.
     """
     for backwards in (True, False):
         if best.step_s <= good_s or not dive.is_promising(best.step_s, good_s):

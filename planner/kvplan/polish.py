@@ -61,7 +61,8 @@ TRIES = 3
 
 
 def tighten(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> None:
-    """Where sharper bounds leave a gap: plans from the block program, and blocks exchanged.
+    """Where sharper bounds leave a gap: plans from the block program, the best of them rounded
+    again with the whole step in view, and blocks exchanged.
 
     Args:
         scenario: the question.

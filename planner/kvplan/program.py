@@ -336,8 +336,8 @@ class Repeated:
 
     def release(self, column: int) -> None:
         """Let a column have any value that the program allows again."""
-        least, most = scaled_limits(self.program)[column]
-        self._standing.hold(column, least, float("inf") if most is None else most)
+        upper = self.program.upper[column]
+        self.hold(column, 0.0, float("inf") if upper is None else upper)
 
     def least(self) -> Least | None:
         """The optimum without duals, or None where no allocation is feasible.

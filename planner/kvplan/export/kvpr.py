@@ -88,7 +88,8 @@ def recompute_length(demand: CacheDemand) -> int:
         raise InputError(
             "decision.layers", f"{min(lengths)} to {max(lengths)} recomputed tokens",
             f"layers within one block of {demand.block}: KVPR has one --recompute-len for all; "
-            "solve with --paths fetch,recompute",
+            "solve with --good-gap 5%, whose first plan keeps layers alike, or with "
+            "--paths fetch,recompute",
         )  # fmt: skip
     mean = sum(lengths) / len(lengths)
     return min(round(mean), demand.plan.inputs.workload.context)
