@@ -246,7 +246,7 @@ def _choices(request: Request) -> Options:
         queue_depths=whole_numbers(request.queue_depth, "--queue-depth", DEEPEST_QUEUE),
         boundary=request.boundary, mode=request.mode, weights=request.weights,
         flexgen=None if request.flexgen is None else percentages(request.flexgen, "--flexgen"),
-        good_gap=share(request.good_gap, "--good-gap"),
+        good_gap=share(request.good_gap, "--good-gap", such_as="0.01 or 5%"),
     )  # fmt: skip
 
 

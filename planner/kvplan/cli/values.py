@@ -59,8 +59,13 @@ def percentages(text: str, field: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def share(text: str, field: str) -> float:
+def share(text: str, field: str, such_as: str = "0.9") -> float:
     """A share above 0 and at most 1, or as much in percent.
+
+    Args:
+        text: what was typed.
+        field: where.
+        such_as: an example, for the error; a number of percent without the sign is its own.
 
     >>> share("0.9", "--utilisation"), share("90%", "--utilisation")
     (0.9, 0.9)
@@ -68,8 +73,9 @@ def share(text: str, field: str) -> float:
     value = _fraction(text)
     if value is not None and 0 < value <= 1:
         return value
-    meant = f"{value / 100:g}" if value is not None and 1 < value <= 100 else "0.9"
-    raise InputError(field, text, f"a share above 0 and at most 1, such as {meant}")
+    if value is not None and 1 < value <= 100 and "%" not in text:
+        such_as = f"{value / 100:g}"
+    raise InputError(field, text, f"a share above 0 and at most 1, such as {such_as}")
 
 
 def _fraction(text: str) -> float | None:
