@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvplan import fluid
 from kvplan.batching import Batching, with_batching
-from kvplan.candidates import NEAR, schedule_with, streaming, unit_graph
+from kvplan.candidates import NEAR, flow_graph, schedule_with, streaming
 from kvplan.peak import least_near, peak
 from kvplan.resident import everything_resident
 from kvplan.scenario import Scenario
@@ -69,7 +69,7 @@ def least_step_s(scenario: Scenario) -> float | None:
     for stream in streaming(scenario):
         schedule = schedule_with(scenario, axis, stages, min(options.queue_depths), stream)
         relaxation = fluid.bound(
-            unit_graph(scenario, schedule), scenario.classes, scenario.capacity, scenario.quality
+            flow_graph(scenario, schedule), scenario.classes, scenario.capacity, scenario.quality
         )
         if relaxation is not None:
             found.append(relaxation.step_s)

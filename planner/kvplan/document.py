@@ -13,7 +13,7 @@ import kvplan
 from kvplan import cost, fluid, highs, throughput
 from kvplan.allocation import tokens_by_path
 from kvplan.baselines import Rung
-from kvplan.candidates import unit_graph
+from kvplan.candidates import flow_graph
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.gap import gap
@@ -236,7 +236,7 @@ def saved_s(scenario: Scenario, found: Search, **better: float) -> float:
         return 0.0
     faster = dataclasses.replace(scenario, hardware=hardware)
     resident = everything_resident(faster)
-    graph = resident.graph if resident else unit_graph(faster, found.best.schedule)
+    graph = resident.graph if resident else flow_graph(faster, found.best.schedule)
     relaxation = fluid.bound(graph, scenario.classes, scenario.capacity, scenario.quality)
     return max(found.relaxation.step_s - relaxation.step_s, 0.0) if relaxation else 0.0
 
