@@ -37,7 +37,8 @@ def restage(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
         best: the best plan so far.
     """
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
-    if best.step_s <= good_s or best.plan.schedule.axis != "token":
+    alone = len(set(scenario.classes)) == 1  # trials on one layer have told stages apart
+    if alone or best.step_s <= good_s or best.plan.schedule.axis != "token":
         return
     block = block_sizes(scenario)[-1]
     least_s, found = best.step_s * (1 - WORTH_IT), None
