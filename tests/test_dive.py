@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples, ideal, layer, model
-from test_thin import crowded
+from test_thin import check_rounded, crowded
 
 from kvplan.best import Best
 from kvplan.candidates import bounded, build_unit, flow_graph, full_structure, unit_graph
@@ -77,13 +77,8 @@ def test_a_plan_has_whole_blocks_that_fit(
     assert dive.step_s == pytest.approx(optimum.step_s if optimum else float("inf"), rel=1e-6)
     for backwards in (False, True):
         found = dive.plan(schedule, 1e9, backwards=backwards)
-        if found is None:
-            continue
-        assert found.overflow(scenario.capacity) is None
-        assert is_even(scenario, found)
-        for index, segments in enumerate(found.allocation):
-            whole = scenario.cached_tokens(index)
-            assert all(s.tokens % block == 0 or s.end == whole for s in segments)
+        if found is not None:
+            check_rounded(scenario, found, block)
 
 
 def test_a_dive_begins_with_nothing_held() -> None:

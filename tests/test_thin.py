@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from strategies import examples, ideal, layer, model
 
 from kvplan.candidates import bounded, flow_graph, unit_graph
+from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
@@ -33,6 +34,15 @@ def crowded(draw: st.DrawFn) -> Scenario:
     return replace(question, budgets=budgets)
 
 
+def check_rounded(scenario: Scenario, plan: Evaluation, block: int) -> None:
+    """Whole blocks, even stages, nothing that does not fit."""
+    assert plan.overflow(scenario.capacity) is None
+    assert is_even(scenario, plan)
+    for index, segments in enumerate(plan.allocation):
+        whole = scenario.cached_tokens(index)
+        assert all(s.tokens % block == 0 or s.end == whole for s in segments)
+
+
 @examples(40)
 @given(crowded(), st.sampled_from((2, 4, 8, 16)), st.integers(4, 6), st.integers(2, 4))
 def test_a_rounded_plan_is_one_the_bounds_hold_for(
@@ -42,11 +52,7 @@ def test_a_rounded_plan_is_one_the_bounds_hold_for(
     found = thinned(scenario, schedule, block)
     if found is None:
         return
-    assert found.overflow(scenario.capacity) is None
-    assert is_even(scenario, found)
-    for index, segments in enumerate(found.allocation):
-        whole = scenario.cached_tokens(index)
-        assert all(s.tokens % block == 0 or s.end == whole for s in segments)
+    check_rounded(scenario, found, block)
     again = thinned(scenario, schedule, block, paths_of(scenario, found))
     if again is not None:
         own, before = paths_of(scenario, again), paths_of(scenario, found)

@@ -8,7 +8,6 @@ are means over the layers, some of which get a block more than others.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,8 +91,7 @@ def state(
     Returns:
         The program, and which of its columns are whole.
     """
-    filled = {layer: -(-count // block) * block for layer, count in graph.tokens.items()}
-    graph = dataclasses.replace(graph, tokens=filled)
+    graph = graph.in_blocks(block)
     statement, time_s = Program(graph), program.time_scale(graph)
     whole: dict[int, bool] = {}
     for variable in graph.variables:

@@ -8,10 +8,8 @@ take up what that one gained or lost.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvplan import program
 from kvplan.allocation import Place, laid_out
 from kvplan.best import Best
 from kvplan.candidates import Candidate
@@ -19,11 +17,11 @@ from kvplan.errors import KvplanError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.exchange import exchanged
 from kvplan.paths import REGISTRY
-from kvplan.program import Least, Repeated
+from kvplan.program import Least
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 from kvplan.step import StepGraph
-from kvplan.thin import is_even
+from kvplan.thin import is_even, repeated
 
 LARGEST = 1000
 """Operations of a graph up to which its plan is rounded this way."""
@@ -65,13 +63,8 @@ class Dive:
             graph: the whole step; its paths are kept.
             block: tokens per block of the plan.
         """
-        filled = {k: -(-count // block) * block for k, count in graph.tokens.items()}
-        self.scenario, self.block = scenario, block
-        self.graph = dataclasses.replace(graph, tokens=filled)
-        self.program = program.state(
-            self.graph, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
-        )
-        self.solver = Repeated(self.program)
+        self.scenario, self.block, self.graph = scenario, block, graph.in_blocks(block)
+        self.solver = repeated(scenario, self.graph, scenario.workload.block)
         self.held: set[int] = set()
         self.optimum = self.least()
 
@@ -154,22 +147,23 @@ class Dive:
 
     def buffers(self) -> Iterator[tuple[int, float]]:
         """Columns of the sizes of staging buffers, and the bytes of a block in them."""
-        for column, buffer in zip(self.program.buffers, self.graph.buffers, strict=True):
+        for column, buffer in zip(self.solver.program.buffers, self.graph.buffers, strict=True):
             sizes = [size for tenant in buffer.tenants for size in tenant.values()]
             if buffer.holds == "stages" and sizes:
                 yield column, min(sizes) * self.block
 
     def places(self, backwards: bool) -> Iterator[list[int]]:
         """Variables of each layer that are to be whole blocks; the others follow from them."""
-        for layer in sorted(self.graph.tokens, reverse=backwards):
-            own = [
-                index
-                for index, variable in enumerate(self.graph.variables)
-                if variable.layer == layer and variable.path in REGISTRY
-            ]
-            kept = [i for i in own if REGISTRY[self.graph.variables[i].path].attends == "resident"]
-            follows = kept[:1] or own[-1:]
-            yield [index for index in own if index not in follows]
+        variables = self.graph.variables
+        own: dict[int, list[int]] = {layer: [] for layer in self.graph.tokens}
+        for index, variable in enumerate(variables):
+            if variable.layer in own and variable.path in REGISTRY:
+                own[variable.layer].append(index)
+        for layer in sorted(own, reverse=backwards):
+            members = own[layer]
+            kept = [i for i in members if REGISTRY[variables[i].path].attends == "resident"]
+            follows = kept[:1] or members[-1:]
+            yield [index for index in members if index not in follows]
 
     def hold(
         self, column: int, size: float, wanted: float, before: Least, *, at_most: bool = False

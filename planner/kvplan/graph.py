@@ -141,6 +141,11 @@ class StepGraph:
         ends = self.operations[before].resource, self.operations[index].resource
         return self.edge_s.get(ends, 0.0) if None not in ends else 0.0  # type: ignore[arg-type]
 
+    def in_blocks(self, block: int) -> StepGraph:
+        """The same with the tokens of each layer filled up to whole blocks."""
+        filled = {layer: -(-count // block) * block for layer, count in self.tokens.items()}
+        return replace(self, tokens=filled)
+
     def copies_of(self, operation: Operation) -> int:
         """How many operations of a cycle one stands for."""
         return 1 if operation.operation == "head" else self.copies.get(operation.layer, 1)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan import program
 from kvplan.best import Best
 from kvplan.block_size import block_sizes
 from kvplan.candidates import Candidate, build_unit, least_bound
 from kvplan.evaluate import Evaluation
-from kvplan.program import Repeated
 from kvplan.scenario import Scenario
-from kvplan.thin import Paths, alike, paths_of, solved, thinned
+from kvplan.thin import Paths, alike, paths_of, repeated, solved, thinned
 
 LARGEST = 1200
 """Operations of a graph up to which its program is solved."""
@@ -51,8 +49,7 @@ def restage(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
         if len(graph.operations) > LARGEST:
             continue
         uneven = max(scenario.workload.block - block, 0)
-        stated = program.state(graph, scenario.capacity, quality=scenario.quality, block=uneven)
-        optimum = solved(Repeated(stated))
+        optimum = solved(repeated(scenario, graph, uneven))
         if optimum is not None and optimum.step_s < least_s:
             least_s, found = optimum.step_s, (candidate, structure)
     if found is None:

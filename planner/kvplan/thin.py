@@ -119,13 +119,7 @@ def optima(
         if len(found) >= most and found[most - 1][0] <= candidate.bound_s:
             break
         unit = unit_graph(scenario, candidate.schedule)
-        solution = solved(
-            Repeated(
-                program.state(
-                    unit, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
-                )
-            )
-        )
+        solution = solved(repeated(scenario, unit, scenario.workload.block))
         if solution is not None:
             candidate.built = unit
             found.append((solution.step_s, candidate))
@@ -222,7 +216,7 @@ def _rounded(
     """
     capacity = dict(scenario.capacity)
     uneven = max(scenario.workload.block - block, 0)
-    stated = Repeated(program.state(graph, capacity, quality=scenario.quality, block=uneven))
+    stated = repeated(scenario, graph, uneven)
     solution, tightened = solved(stated), dict[str, float]()
     values: Sequence[float] = ()
     for _ in range(tries):
@@ -260,6 +254,11 @@ def plan_near(
     tokens = [scenario.cached_tokens(layer) for layer in layers]
     allocation = diffused(tokens, [wanted[place] for place in places], groups, block)
     return evaluate(scenario, schedule, allocation, [shares[place] for place in places])
+
+
+def repeated(scenario: Scenario, graph: StepGraph, uneven: int) -> Repeated:
+    """The program of a graph, whose stages differ by so many tokens from their mean at most."""
+    return Repeated(program.state(graph, scenario.capacity, quality=scenario.quality, block=uneven))
 
 
 def solved(stated: Repeated, bounds: Mapping[str, float] | None = None) -> Solution | None:
