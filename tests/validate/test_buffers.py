@@ -16,7 +16,8 @@ torch: Any = pytest.importorskip("torch", reason="the runtime needs torch")
 
 from test_runtime import EXACT, prepared  # noqa: E402
 
-from kvplan_validate.runtime import Runtime, Tenant  # noqa: E402
+from kvplan_validate.runtime import Runtime  # noqa: E402
+from kvplan_validate.wiring import Tenant, disk_tenants, staged_tenants, weight_tenants  # noqa: E402
 
 
 def before(runtime: Runtime, steps: int) -> list[int]:
@@ -58,15 +59,15 @@ def test_buffers_are_free_when_they_are_written(seed: int, tmp_path: Path) -> No
         micro_batches=rng.randint(1, 2), stream=rng.random() < 0.5, paths=EXACT,
     )  # fmt: skip
     runtime = made.runtime
-    depth = runtime.evaluation.schedule.queue_depth
-    staged = runtime._staged_tenants(runtime.actions)
+    staging = runtime.state.staging
+    staged = staged_tenants(runtime.actions, staging)
     if staged:
-        check(runtime, staged, len(runtime.staging.buffers), steps=3)
-    on_disk = runtime._disk_tenants(runtime.actions)
+        check(runtime, staged, len(staging.buffers), steps=3)
+    on_disk = disk_tenants(runtime.actions)
     for number, (reads, _) in enumerate(on_disk):
         operation = runtime.actions[reads[0]].operation
         key = (operation.layer, operation.stage or 0, operation.micro_batch)
-        assert runtime._disk_turns[key] == number
-    check(runtime, on_disk, depth, steps=3)
-    check(runtime, runtime._weight_tenants(runtime.actions), 2, steps=3)
+        assert runtime.work.disk.turns[key] == number
+    check(runtime, on_disk, staging.depth, steps=3)
+    check(runtime, weight_tenants(runtime.actions), 2, steps=3)
     made.close()

@@ -68,9 +68,9 @@ class Beside:
         for step in range(steps):
             runtime = self.decoding.runtime
             assert runtime is not None
-            batches = runtime.batches
+            batches = runtime.state.batches
             starts = [batch.start.clone() for batch in batches]
-            runtime.staging.poison()
+            runtime.state.staging.poison()
             self.decoding.step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # the step runs on streams of its own

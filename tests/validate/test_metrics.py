@@ -31,11 +31,11 @@ from kvplan.scenario import Scenario  # noqa: E402
 from kvplan.schedule import Schedule  # noqa: E402
 from kvplan.workload import Budgets, Workload  # noqa: E402
 from kvplan_validate import advice, cases, harness, prometheus  # noqa: E402
+from kvplan_validate.action import Action  # noqa: E402
 from kvplan_validate.busy import busy_s, union_s  # noqa: E402
 from kvplan_validate.live import table  # noqa: E402
 from kvplan_validate.metrics import Metrics, quantile, served_tokens  # noqa: E402
 from kvplan_validate.nvml import Card, Reading  # noqa: E402
-from kvplan_validate.runtime import Action  # noqa: E402
 from kvplan_validate.watch import watching  # noqa: E402
 
 

@@ -23,6 +23,7 @@ from kvplan_validate.decoder import Decoder  # noqa: E402
 from kvplan_validate.pool import PinnedPool  # noqa: E402
 from kvplan_validate.reference import History, Reference  # noqa: E402
 from kvplan_validate.runtime import Runtime  # noqa: E402
+from kvplan_validate.state import State  # noqa: E402
 from kvplan_validate.store import Store, fill, layout  # noqa: E402
 from kvplan_validate.token_file import TokenFile, aligned  # noqa: E402
 
@@ -139,7 +140,7 @@ def prepared(
     store = Store(layout(allocation, micro_batches))
     fill(store.pieces, model.layers, pool.take, device, history.source())
     to_disk(store, tmp_path)
-    runtime = Runtime(scenario, evaluation, decoder, store, pool, tail=steps)
+    runtime = Runtime(State(scenario, evaluation, decoder, store, pool, tail=steps))
     return Prepared(runtime, reference, tokens, store, pool)
 
 
@@ -153,14 +154,14 @@ def run_case(
         runtime.capture()
     worst = 0.0
     for step in range(steps):
-        starts = [b.start.clone() for b in runtime.batches]
-        runtime.staging.poison()
+        starts = [b.start.clone() for b in runtime.state.batches]
+        runtime.state.staging.poison()
         runtime.synchronise()
         runtime.step()
         runtime.synchronise()
         for index, start in enumerate(starts):
             wanted = made.reference.step(start, index, made.tokens + step)
-            got = runtime.batches[index].hidden.double().cpu()
+            got = runtime.state.batches[index].hidden.double().cpu()
             worst = max(worst, float((got - wanted).norm() / wanted.norm()))
         runtime.advance()
     made.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvplan_validate.runtime import Action
+from kvplan_validate.action import Action
 
 Span = tuple[float, float]
 """Begin and end, seconds."""
@@ -24,7 +24,7 @@ def union_s(spans: Iterable[Span]) -> float:
 
 
 def busy_s(spans: Sequence[tuple[Action, float, float]]) -> dict[str, float]:
-    """Seconds each resource works in one step, as `Runtime.timed_step` saw it.
+    """Seconds each resource works in one step, as `timeline.timed_step` saw it.
 
     Operations without a resource (a query, a partial result) occupy nothing. Where the GPU itself
     asks for attention on the host and waits for the answer, events cannot tell the two apart:

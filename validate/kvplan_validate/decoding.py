@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +17,10 @@ from kvplan.scenario import Scenario
 from kvplan_validate.decoder import Decoder
 from kvplan_validate.pool import PinnedPool
 from kvplan_validate.runtime import Runtime
+from kvplan_validate.state import State
 from kvplan_validate.store import Piece, Source, Store, layout
 from kvplan_validate.tiers import BlockKey, TieredPool
+from kvplan_validate.work import Run, Work
 
 TIER_OF = {"resident": "hbm", "fetch": "dram", "fetch_disk": "disk"}
 """Paths whose tokens are kept as K and V in the cache's own format, and where."""
@@ -63,54 +64,49 @@ def block_bytes(scenario: Scenario, item: int) -> int:
     return workload.block * workload.micro_batch * widest * item
 
 
-class PooledRuntime(Runtime):
-    """A runtime whose pieces are blocks of a tiered pool; they stay where they are meanwhile.
+class PooledWork(Work):
+    """Operations whose tokens are blocks of a tiered pool; they stay where they are meanwhile.
 
     Args:
         blocks: holds every block of the plan, in the tier that the plan wants.
-        more: arguments of `Runtime`.
+        state: what they work on.
     """
 
-    def __init__(self, blocks: TieredPool, *more: Any, **options: Any) -> None:
+    def __init__(self, blocks: TieredPool, state: State) -> None:
         """Keep the pool at hand while operations are made ready."""
         self.blocks = blocks
-        super().__init__(*more, **options)
-        micro_batches = range(self.scenario.workload.micro_batches)
-        self._read = [
+        super().__init__(state)
+
+    def keys_read(self) -> list[BlockKey]:
+        """Every block that a step reads."""
+        return [
             key
-            for layer, segments in enumerate(self.evaluation.allocation)
+            for layer, segments in enumerate(self.state.evaluation.allocation)
             for segment in segments
-            for micro_batch in micro_batches
+            for micro_batch in range(self.state.scenario.workload.micro_batches)
             for key in self._keys(layer, micro_batch, Piece(segment.begin, segment.tokens))
         ]
 
-    def step(self) -> None:
-        """One decode step; every block it reads is counted."""
-        for key in self._read:
-            self.blocks.touch(key)
-        super().step()
-
     def _keys(self, layer: int, micro_batch: int, piece: Piece) -> list[BlockKey]:
-        block = self.scenario.workload.block
+        block = self.state.scenario.workload.block
         numbers = range(piece.begin // block, (piece.begin + piece.count) // block)
         return [(layer, micro_batch, number) for number in numbers]
 
     def _keys_of(self, operation: Operation) -> list[BlockKey]:
-        key = (operation.layer, operation.stage, operation.path or "", operation.micro_batch)
-        return self._keys(operation.layer, operation.micro_batch, self.store.pieces[key])
+        return self._keys(operation.layer, operation.micro_batch, self.piece(operation))
+
+    def disk_bytes(self) -> int:
+        """A slot per block of the largest piece on disk."""
+        block, pieces = self.state.scenario.workload.block, self.state.store.pieces
+        most = max(p.count for key, p in pieces.items() if key[2] == "fetch_disk")
+        return most // block * self.blocks.slot_bytes
 
     def _pages(self, operation: Operation) -> list[Tensor]:
-        """A page-aligned host buffer per block of a piece on disk; Q sets are taken in turn."""
-        key = (operation.layer, operation.stage or 0, operation.micro_batch)
-        turn = self._disk_turns.setdefault(key, len(self._disk_turns))
-        slot = turn % self.evaluation.schedule.queue_depth
-        if slot not in self._disk:
-            block = self.scenario.workload.block
-            most = max(p.count for k, p in self.store.pieces.items() if k[2] == "fetch_disk")
-            self._disk[slot] = self.pool.take(most // block * self.blocks.slot_bytes)
-        return list(self._disk[slot].split(self.blocks.slot_bytes))
+        """A page-aligned host buffer per block of a piece on disk."""
+        return list(self.disk.of(operation).split(self.blocks.slot_bytes))
 
-    def _do_read_disk(self, operation: Operation) -> Callable[[], None]:
+    def do_read_disk(self, operation: Operation) -> Run:
+        """Blocks of a stage, each to pages of its own."""
         file, size = self.blocks.file, self.blocks.block_bytes
         assert file is not None
         keys, pages = self._keys_of(operation), self._pages(operation)
@@ -123,12 +119,12 @@ class PooledRuntime(Runtime):
             for view, offset in reads:
                 file.read(view, offset, size)
 
-        launch = self.lane.prepared(read)
-        return lambda: launch(self.streams.get("disk"))
+        return self.on_disk_lane(read)
 
-    def _do_copy_kv(self, operation: Operation) -> Callable[[], None]:
+    def do_copy_kv(self, operation: Operation) -> Run:
+        """Blocks of a stage, one after the other into its staging buffer."""
         keys, size = self._keys_of(operation), self.blocks.block_bytes
-        parts = self._place(operation).incoming.split(size)
+        parts = self.place(operation).incoming.split(size)
         if operation.path == "fetch_disk":
             sources = [page[:size] for page in self._pages(operation)[: len(keys)]]
         else:
@@ -141,11 +137,13 @@ class PooledRuntime(Runtime):
 
         return copy
 
-    def _do_attend_resident(self, operation: Operation) -> Callable[[], None]:
-        spec, dtype = self.decoder.layers[operation.layer].spec, self.decoder.dtype
-        shape = (-1, self.batch, 2, spec.kv_heads, spec.head_dim_k)
+    def do_attend_resident(self, operation: Operation) -> Run:
+        """Attention over each run of adjacent blocks in HBM."""
+        decoder, batch = self.state.decoder, self.state.batch
+        spec, dtype = decoder.layers[operation.layer].spec, decoder.dtype
+        shape = (-1, batch, 2, spec.kv_heads, spec.head_dim_k)
         attends = [
-            self._attending(operation, self.blocks.span(run).view(dtype).view(shape))
+            self.attending(operation, self.blocks.span(run).view(dtype).view(shape))
             for run in self.blocks.runs(self._keys_of(operation))
         ]
 
@@ -154,6 +152,27 @@ class PooledRuntime(Runtime):
                 each()
 
         return attend
+
+
+class PooledRuntime(Runtime):
+    """A runtime over a tiered pool, which counts every block that is read.
+
+    Args:
+        blocks: holds every block of the plan, in the tier that the plan wants.
+        state: what the plan's operations work on.
+    """
+
+    def __init__(self, blocks: TieredPool, state: State) -> None:
+        """Make every operation ready."""
+        work = PooledWork(blocks, state)
+        super().__init__(state, lambda _: work)
+        self.blocks, self._read = blocks, work.keys_read()
+
+    def step(self) -> None:
+        """One decode step; every block it reads is counted."""
+        for key in self._read:
+            self.blocks.touch(key)
+        super().step()
 
 
 class Decoding:
@@ -204,7 +223,7 @@ class Decoding:
         assert self.runtime is not None, "fill first"
         self.runtime.step()
         self.runtime.advance()
-        if self.runtime.generated == self.scenario.workload.block:
+        if self.runtime.state.generated == self.scenario.workload.block:
             self._grow()
 
     def hit_rate(self) -> dict[str, float]:
@@ -216,8 +235,8 @@ class Decoding:
         runtime, workload = self.runtime, self.scenario.workload
         assert runtime is not None
         runtime.synchronise()
-        starts = {index: batch.start.clone() for index, batch in enumerate(runtime.batches)}
-        tails = runtime.tails
+        starts = {index: batch.start.clone() for index, batch in enumerate(runtime.state.batches)}
+        tails = runtime.state.tails
         self.close()
         number = workload.tokens // workload.block
         longer = dataclasses.replace(workload, context=workload.context + workload.block)
@@ -233,12 +252,11 @@ class Decoding:
     def _start(self, starts: Mapping[int, Tensor]) -> None:
         self.host.reset()
         store = Store(layout(self.evaluation.allocation, self.scenario.workload.micro_batches))
-        self.runtime = PooledRuntime(
-            self.blocks, self.scenario, self.evaluation, self.decoder, store, self.host,
-            tail=self.scenario.workload.block,
-        )  # fmt: skip
+        block = self.scenario.workload.block
+        state = State(self.scenario, self.evaluation, self.decoder, store, self.host, tail=block)
+        self.runtime = PooledRuntime(self.blocks, state)
         for index, start in starts.items():
-            self.runtime.batches[index].start.copy_(start)
+            self.runtime.state.batches[index].start.copy_(start)
         self.runtime.synchronise()  # blocks were moved on another stream than the step's
 
     def close(self) -> None:

@@ -28,8 +28,11 @@ from kvplan_validate.metrics import Metrics
 from kvplan_validate.pool import PinnedPool, largest
 from kvplan_validate.results import Timing
 from kvplan_validate.runtime import Runtime
+from kvplan_validate.state import State
 from kvplan_validate.store import Store, layout, piece_bytes
+from kvplan_validate.timeline import timed_step
 from kvplan_validate.token_file import TokenFile, aligned
+from kvplan_validate.work import Work
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 TILE = 64 * 2**20
@@ -165,7 +168,7 @@ def _random(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) ->
 
 
 def ready(
-    bench: Bench, scenario: Scenario, evaluation: Evaluation, kind: type[Runtime] = Runtime
+    bench: Bench, scenario: Scenario, evaluation: Evaluation, work: type[Work] = Work
 ) -> Runtime:
     """A runtime of a plan over random tokens."""
     pool, small = bench.open()
@@ -174,16 +177,16 @@ def ready(
     dtype = scenario.workload.kv_dtype
     decoder = bench.decoder(scenario.model, dtype, scenario.workload.tokens + 2)
     store = timing_store(scenario, evaluation, pool, bench, DTYPES[dtype])
-    return kind(scenario, evaluation, decoder, store, small)
+    return Runtime(State(scenario, evaluation, decoder, store, small), work)
 
 
 @contextmanager
 def running(
-    bench: Bench, scenario: Scenario, evaluation: Evaluation, kind: type[Runtime] = Runtime
+    bench: Bench, scenario: Scenario, evaluation: Evaluation, work: type[Work] = Work
 ) -> Iterator[Runtime]:
     """A runtime whose memory is free again at the end, whatever happens."""
     try:
-        runtime = ready(bench, scenario, evaluation, kind)
+        runtime = ready(bench, scenario, evaluation, work)
         try:
             yield runtime
         finally:
@@ -237,20 +240,20 @@ def run(
 def measured_busy_s(runtime: Runtime) -> dict[str, float]:
     """Seconds each resource works in one step; empty where an eager step finds no room."""
     try:
-        return busy_s(runtime.timed_step())
+        return busy_s(timed_step(runtime))
     except torch.OutOfMemoryError:
         return {}
 
 
 def timed(runtime: Runtime, count: int, warm: int = 3) -> list[float]:
     """Seconds between the ends of consecutive steps."""
-    if not runtime.cuda:
+    if not runtime.state.cuda:
         marks = []
         for _ in range(count + 1):
             runtime.step()
             marks.append(time.perf_counter())
         return [b - a for a, b in pairwise(marks)]
-    stream: Any = runtime.streams["gpu"]
+    stream: Any = runtime.state.streams["gpu"]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     with torch.cuda.stream(stream):
         for _ in range(warm):
@@ -275,7 +278,7 @@ def traced(bench: Bench, scenario: Scenario, evaluation: Evaluation) -> str:
     with running(bench, scenario, evaluation) as runtime:
         for _ in range(2):
             runtime.step()
-        spans = runtime.timed_step()
+        spans = timed_step(runtime)
     document = trace(
         evaluation.graph, evaluation.values, evaluation.simulation, steps=1, name="predicted"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,9 +22,9 @@ from kvplan.workload import Workload
 from kvplan_validate.harness import run, running, timed
 from kvplan_validate.measure import buffers
 from kvplan_validate.measure.copies import ends
-from kvplan_validate.runtime import Runtime
 from kvplan_validate.trials.base import Finding, Place, Trial
 from kvplan_validate.trials.copies import per_copy_s
+from kvplan_validate.work import Run, Work
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -100,21 +100,23 @@ class SerialOrOverlapped(Trial):
         return row
 
 
-class Slowed(Runtime):
-    """A runtime that does every copy and every rebuild several times: a slower machine."""
+class Slowed(Work):
+    """Every copy and every rebuild is done several times: a slower machine."""
 
     copies = rebuilds = 1
 
-    def _do_copy_kv(self, operation: Operation) -> Callable[[], None]:
-        return repeated(super()._do_copy_kv(operation), self.copies)
+    def do_copy_kv(self, operation: Operation) -> Run:
+        """See `Work`."""
+        return repeated(super().do_copy_kv(operation), self.copies)
 
-    _do_copy_activations = _do_copy_kv
+    do_copy_activations = do_copy_kv
 
-    def _do_rebuild(self, operation: Operation) -> Callable[[], None]:
-        return repeated(super()._do_rebuild(operation), self.rebuilds)
+    def do_rebuild(self, operation: Operation) -> Run:
+        """See `Work`."""
+        return repeated(super().do_rebuild(operation), self.rebuilds)
 
 
-def repeated(work: Callable[[], None], times: int) -> Callable[[], None]:
+def repeated(work: Run, times: int) -> Run:
     """The same work several times over."""
 
     def many() -> None:
