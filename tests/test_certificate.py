@@ -21,7 +21,7 @@ from strategies import (
 
 from kvplan import certificate, fluid, mixture
 from kvplan.allocation import Segment
-from kvplan.candidates import unit_layers
+from kvplan.candidates import filled_groups, unit_layers
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.mixture_statement import Mixture
 from kvplan.scenario import Scenario
@@ -89,13 +89,17 @@ def waiting_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
     return scenario, evaluate(scenario, schedule, tuple(allocation), [1.0] * count)
 
 
-def graphs_of(scenario: Scenario, plan: Evaluation) -> list[StepGraph]:
-    """Graphs with every path of the plan: of the whole model, and of a unit if it has one."""
-    names = {v.path for v in plan.graph.variables}
-    found = [full_graph(scenario, plan.schedule, sorted(names))]
-    unit = unit_layers(scenario.model, plan.schedule)
+def graphs_of(
+    scenario: Scenario, plan: Evaluation, schedule: Schedule | None = None
+) -> list[StepGraph]:
+    """Graphs with every path of the plan, of its schedule if of no other: of the whole model, and
+    of a unit if it has one.
+    """
+    names, schedule = {v.path for v in plan.graph.variables}, schedule or plan.schedule
+    found = [full_graph(scenario, schedule, sorted(names))]
+    unit = unit_layers(scenario.model, schedule)
     if unit is not None:
-        found.append(full_graph(scenario, plan.schedule, sorted(names), unit))
+        found.append(full_graph(scenario, schedule, sorted(names), unit))
     return [graph for graph in found if len(graph.operations) < 400]
 
 
@@ -152,6 +156,36 @@ def test_mixtures_of_shapes_bound_every_plan(judged: tuple[Scenario, Evaluation]
             stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, staging, fine=fine)
             pin(stated, scenario, plan)
             assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
+
+
+@st.composite
+def grouped_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
+    """A random plan of groups of layers, often with streamed weights."""
+    scenario = draw(alike() | scenarios(5))
+    schedule = Schedule(axis="layer", stages=draw(st.integers(1, len(scenario.model.layers))),
+                        queue_depth=draw(st.integers(1, 4)),
+                        stream_weights=draw(st.booleans()))  # fmt: skip
+    allocation = draw(allocations(scenario, schedule))
+    share = st.sampled_from((0.0, 0.25, 1.0))
+    shares = [draw(share) for _ in allocation] if schedule.stream_weights else None
+    return scenario, evaluate(scenario, schedule, allocation, shares)
+
+
+@examples(80)
+@given(grouped_plans())
+def test_mixtures_of_shapes_bound_plans_whose_layers_share_buffers(
+    judged: tuple[Scenario, Evaluation],
+) -> None:
+    scenario, plan = judged
+    groups = filled_groups(full_graph(scenario, plan.schedule), scenario.classes)
+    capacity = {tier: size * (1 + EXACT) + 1.0 for tier, size in plan.memory_bytes.items()}
+    ranges = replace(plan.schedule, axis="token", stages=1)
+    for graph in graphs_of(scenario, plan, ranges):
+        assume(mixture.applies(graph, scenario.classes, groups))
+        stated = mixture.state(graph, scenario.classes, capacity, {}, 1, groups=groups)
+        assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
+        pin(stated, scenario, plan)
+        assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
 
 
 @examples(120)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvplan import fluid, mixture
 from kvplan.block_size import block_sizes
-from kvplan.candidates import Candidate, unit_graph
+from kvplan.candidates import Candidate, filled_groups, unit_graph
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
@@ -96,29 +97,42 @@ def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float
     flow = candidate.flow if candidate.schedule.axis == "token" else candidate.unit
     found_s = sharpened(flow, *given, blocks, target_s)
     if found_s < target_s and candidate.schedule.stream_weights:
-        unit = unit_graph(scenario, candidate.schedule)
-        if mixture.applies(unit, scenario.classes):
-            return max(found_s, mixture.bound(unit, *given, blocks[0]))
+        unit, groups = mixed_unit(scenario, candidate)
+        if mixture.applies(unit, scenario.classes, groups):
+            return max(found_s, mixture.bound(unit, *given, blocks[0], groups=groups))
     return found_s
+
+
+def mixed_unit(scenario: Scenario, candidate: Candidate) -> tuple[StepGraph, int]:
+    """The graph whose layers a mixture is made of, and how many groups of layers share its staging
+    buffers: none on the token axis.
+    """
+    schedule = candidate.schedule
+    if schedule.axis == "token":
+        return unit_graph(scenario, schedule), 0
+    whole = replace(schedule, axis="token", stages=1)
+    return unit_graph(scenario, whole), filled_groups(candidate.flow, scenario.classes)
 
 
 def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[float, int]:
     """A bound from the mixture of a candidate's layers, seconds, and the rows it took: coarse
     shapes (asked before with streamed weights), then fine ones, then coarse ones while branching.
     """
-    unit, blocks = unit_graph(scenario, candidate.schedule), block_sizes(scenario)
+    (unit, groups), blocks = mixed_unit(scenario, candidate), block_sizes(scenario)
     given = (unit, scenario.classes, scenario.capacity, scenario.quality)
-    if not mixture.applies(unit, scenario.classes):
+    if not mixture.applies(unit, scenario.classes, groups):
         return 0.0, 0
     best_s, rows = 0.0, 0
     for fine in (True,) if candidate.schedule.stream_weights else (False, True):
-        stated = mixture.state(*given, blocks[0], fine=fine)
+        stated = mixture.state(*given, blocks[0], fine=fine, groups=groups)
         if fine and len(stated.program.rows) > MOST_FINE_ROWS:
             continue
         rows += len(stated.program.rows)
         best_s = max(best_s, mixture.solve(stated))
         if best_s >= target_s:
             return best_s, rows
+    if groups:
+        return best_s, rows
     return max(best_s, sharpened(*given, blocks, target_s, MOST_MIXED_ROWS)), rows
 
 

@@ -1,10 +1,13 @@
-"""A sharper lower bound on the token axis: the layers of a step as a mixture of shapes.
+"""A sharper lower bound: the layers of a step as a mixture of shapes.
 
 The fluid program forgets the order of a step. Here each kind of layer keeps its operations in the
 order of the step graph, and what the layers before it leave behind is a state: when each resource
 is free, and when each of the next staging buffers is. What a layer may look like is cut into
 shapes, by whether all, some or none of its stages hold tokens. The layers of any plan are such a
 mixture, and their times, added up, obey the rows below.
+
+On the layer axis a layer has one stage, and its order is that of a layer of one token range; what
+its group waits for is left out.
 """
 
 from __future__ import annotations
@@ -34,16 +37,16 @@ def kinds(graph: StepGraph, classes: Sequence[int]) -> list[Kind]:
     return [Kind(first[each], n, before, behind) for (each, before, behind), n in found.items()]
 
 
-def applies(graph: StepGraph, classes: Sequence[int]) -> bool:
+def applies(graph: StepGraph, classes: Sequence[int], groups: int = 0) -> bool:
     """Whether the step's waits are those of the rows here: token ranges, one micro-batch, no
-    barrier, copies that run ahead.
+    barrier, copies that run ahead. Arguments as those of `bound`.
     """
     schedule = graph.schedule
     return (
         schedule.axis == "token"
         and schedule.boundary == "overlap"
         and schedule.prefetch
-        and schedule.queue_depth <= schedule.stages
+        and (groups > 0 or schedule.queue_depth <= schedule.stages)
         and all(o.micro_batch == 0 for o in graph.operations)
         and graph.cycles * len(graph.tokens) == len(classes)
         and len(kinds(graph, classes)) <= MOST_KINDS
@@ -59,6 +62,7 @@ def bound(
     staging: Staging | None = None,
     *,
     fine: bool = False,
+    groups: int = 0,
 ) -> float:
     """The least step any plan of this graph can have, seconds; infinite where nothing fits.
 
@@ -70,8 +74,11 @@ def bound(
         block: tokens of the largest block a plan may be made of.
         staging: only plans whose staging buffers are within these limits.
         fine: tell layers with some empty stages apart by how many hold tokens.
+        groups: groups of layers that may stage tokens, on the layer axis; the graph is then that of
+            one token range. 0: token axis.
     """
-    return solve(state(graph, classes, capacity, quality, block, staging, fine=fine))
+    stated = state(graph, classes, capacity, quality, block, staging, fine=fine, groups=groups)
+    return solve(stated)
 
 
 def state(
@@ -83,9 +90,10 @@ def state(
     staging: Staging | None = None,
     *,
     fine: bool = False,
+    groups: int = 0,
 ) -> Mixture:
     """State the program; arguments as those of `bound`."""
-    mixture = Mixture(graph, classes, block, staging, fine)
+    mixture = Mixture(graph, classes, block, staging, fine, groups)
     for kind in kinds(graph, classes):
         define_kind(mixture, kind)
     define_head(mixture)
@@ -140,6 +148,8 @@ def define_resources(mixture: Mixture) -> None:
     for resource, total in mixture.busy.items():
         most = -head_s(graph) if resource == "gpu" else 0.0
         mixture.row("resource", add({mixture.program.period: -1.0}, total), most)
+    if mixture.groups:
+        return
     if staging is not None and staging.per_token and "h2d" in mixture.busy:
         idle_s = idle_link_s(graph, mixture.classes, staging) * graph.cycles
         terms, most = _loads(mixture)
@@ -163,8 +173,13 @@ def _loads(mixture: Mixture) -> tuple[Terms, float]:
 
 
 def define_capacity(mixture: Mixture, capacity: Mapping[str, float]) -> None:
-    """For each tier: constant, stored and buffers fit."""
+    """For each tier: constant, stored and buffers fit; a buffer that groups of layers share is as
+    large as what the mean group stages.
+    """
     graph, staging = mixture.graph, mixture.staging
+    if mixture.shared:
+        size = {mixture.sizes["stages"]: -float(mixture.groups)}
+        mixture.row("buffer", add(size, mixture.shared))
     for tier, limit in capacity.items():
         terms = dict(mixture.stored.get(tier, {}))
         for buffer in graph.buffers:

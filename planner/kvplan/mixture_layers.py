@@ -97,6 +97,9 @@ def define_kind(mixture: Mixture, kind: Kind) -> None:
     for (holds, _), size in tenants.items():
         if holds not in mixture.sizes:
             mixture.sizes[holds] = mixture.column("buffer", 2.0**20)
+        if holds == "stages" and mixture.groups:
+            add(mixture.shared, size)
+            continue
         mixture.row("buffer", add({mixture.sizes[holds]: -1.0}, size, 1.0 / kind.count))
 
 
@@ -126,6 +129,7 @@ class _Layers:
         self.operations = [o for o in members if self._kept(o)]
         # Which of the stages copies nothing is not told apart where others hold no tokens.
         streams = mixture.graph.schedule.stream_weights and shape.stages < self.stages
+        self.waits_for_no_buffer = shape.few or mixture.groups > 0
         self.may_load_earlier = streams and _some_are_silent(members)
 
     def _kept(self, operation: Operation) -> bool:
@@ -273,7 +277,7 @@ class _Layers:
             if operation.operation == "finish" and "finished" in last:
                 last["finished"], last["freed"] = end, last["finished"]
         depth = mixture.graph.schedule.queue_depth
-        for turn in range(0 if self.shape.few else depth):
+        for turn in range(0 if self.waits_for_no_buffer else depth):
             place = turn + len(attended)
             last[turn] = attended[place - depth] if place >= depth else {inward[place]: 1.0}
         for state in mixture.states:
@@ -303,7 +307,7 @@ class _Layers:
             return
         if operation.operation == "load_weights":
             yield {inward["freed"]: 1.0}
-        elif operation.stage is None or self.shape.few:
+        elif operation.stage is None or self.waits_for_no_buffer:
             return
         elif operation.stage < depth:
             yield {inward[operation.stage]: 1.0}

@@ -30,6 +30,8 @@ class Mixture:
         block: tokens of the largest block.
         staging: limits of a staging buffer.
         fine: whether layers with some empty stages are told apart.
+        groups: how many groups of layers share staging buffers, which no layer then waits for;
+            0: each stage of a layer has its own.
         program: columns and rows.
         members: operations of each layer of the graph.
         states: what a layer leaves behind.
@@ -40,6 +42,7 @@ class Mixture:
             under ``stream_weights``.
         stored: bytes in each tier.
         sizes: column of the size of each buffer, by what it holds.
+        shared: bytes that all groups stage.
     """
 
     graph: StepGraph
@@ -47,6 +50,7 @@ class Mixture:
     block: int
     staging: Staging | None
     fine: bool
+    groups: int = 0
     program: Program = field(init=False)
     members: dict[int, list[Operation]] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
@@ -56,6 +60,7 @@ class Mixture:
     tokens: dict[tuple[int, str], Terms] = field(default_factory=dict)
     stored: dict[str, Terms] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    shared: Terms = field(default_factory=dict)
     time_s: float = field(init=False)
     staged_bytes: dict[int, float] = field(init=False)
     index_of: dict[int, int] = field(init=False)
@@ -72,7 +77,8 @@ class Mixture:
                 self.members.setdefault(operation.layer, []).append(operation)
         used = dict.fromkeys(o.resource for o in graph.operations if o.resource)
         self.states += [name for name in used if name not in NOT_AWAITED]
-        self.states += range(graph.schedule.queue_depth)
+        if not self.groups:
+            self.states += range(graph.schedule.queue_depth)
         if graph.schedule.stream_weights:
             self.states += ["finished", "freed"]
 
