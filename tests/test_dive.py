@@ -13,7 +13,7 @@ from test_thin import check_rounded, crowded
 from kvplan.best import Best
 from kvplan.candidates import bounded, build_unit, flow_graph, full_structure, unit_graph
 from kvplan.certificate import raise_bounds
-from kvplan.concentrate import concentrate, usual_stages
+from kvplan.concentrate import Spread, concentrate, spread_over, usual_stages
 from kvplan.dive import Dive, offer_rounded
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted
@@ -21,7 +21,7 @@ from kvplan.paths import REGISTRY
 from kvplan.program import solve, state
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
-from kvplan.thin import is_even
+from kvplan.thin import Paths, is_even
 from kvplan.workload import Budgets, Workload
 
 BLOCK = 16
@@ -132,6 +132,26 @@ def test_fewer_layers_stage_tokens_where_copies_cost_much() -> None:
     assert best.plan.overflow(question.capacity) is None
     assert is_even(question, best.plan)
     assert best.step_s >= best.candidate.bound_s
+
+
+def test_layers_in_between_hold_tokens_in_their_first_stages() -> None:
+    fetch, resident = REGISTRY["fetch"], REGISTRY["resident"]
+    stages = {0: tuple((stage, (fetch,)) for stage in range(4))}
+    kept: Paths = {(layer, None): [resident] for layer in range(6)}
+    counts = {
+        (share, fewer): [
+            sum((layer, stage) in found for stage in range(4))
+            for found in [spread_over([0] * 6, kept, stages, Spread(share, fewer))]
+            for layer in range(6)
+        ]
+        for share, fewer in ((1.0, 0), (0.5, 0), (0.33, 2), (0.0, 3))
+    }
+    assert counts[1.0, 0] == [4] * 6
+    assert counts[0.5, 0] == [4, 0, 4, 0, 4, 0]
+    assert sorted(counts[0.33, 2]) == [2, 2, 2, 2, 4, 4]
+    assert sorted(counts[0.0, 3]) == [3, 3, 3, 3, 3, 4]
+    nothing_kept = spread_over([0] * 6, {}, stages, Spread(0.5, 1))
+    assert all((layer, stage) in nothing_kept for layer in range(6) for stage in range(4))
 
 
 def test_a_plan_within_the_goal_is_left_as_it_is() -> None:

@@ -23,8 +23,10 @@ PAIRS = {
     ("llama-7b", "a100-80gb-pcie", 32): 0.012,
     ("opt-1.3b", "rtx-4090", 32): 0.01,
     ("var-d36", "rtx-6000-ada", 32): 0.012,
-    # Attention in a tier beside the GPU.
+    ("qwen2.5-72b-instruct", "mi300x", 32): 0.01,
+    # Attention in a tier beside the GPU; then with streamed weights and nothing staged.
     ("gemma-7b", "what-if-near-memory", 32): 0.01,
+    ("qwen2.5-32b-instruct", "what-if-near-memory", 32): 0.01,
     # A large head, during which the link fills its buffers and waits.
     ("qwen2.5-7b", "l4", 32): 0.01,
     # Much to fetch beside resident weights.

@@ -1,15 +1,16 @@
-"""Plans that stage tokens in some layers only, and more of them there.
+"""Plans that stage tokens in some layers only, or in some stages of them, and more of them there.
 
 Every stage takes its fixed times: of a copy, of a rebuild, of an attention kernel. Where most
 tokens are resident these weigh more than the staging buffers, which all layers share. So layers in
-between keep all their tokens, and the others have larger stages. The program of the whole step says
+between keep all their tokens, or have some in their first stages only, which the link fills while
+the GPU works on another layer; the others have larger stages. The program of the whole step says
 for each share of the layers how long a step would take; the plan of the best is rounded to blocks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.best import Best
@@ -25,6 +26,9 @@ from kvplan.thin import Paths, alike, paths_of, without_few
 SHARES = (0.8, 0.6, 0.4)
 """Shares of the layers that stage tokens, beside all of them."""
 
+FULL = (0.5, 0.25, 0.1)
+"""Shares of the layers that stage tokens in all their stages, where the others do in some."""
+
 STEP = 0.1
 """How far from the best share its neighbours are."""
 
@@ -39,11 +43,28 @@ Stages = tuple[tuple[int, tuple[Path, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Which layers stage tokens.
+
+    Args:
+        share: of the layers that have tokens in all stages of the plan before.
+        fewer: how many stages, the first ones, the other layers have tokens in.
+    """
+
+    share: float = 1.0
+    fewer: int = 0
+
+    def shifted(self, by: float) -> Spread:
+        """The same with so much larger a share, from none to all."""
+        return Spread(round(min(max(self.share + by, 0.0), 1.0), 2), self.fewer)
+
+
+@dataclass(frozen=True, slots=True)
 class _Trial:
-    """A schedule, the share of the layers that stage tokens, and the program of such a step."""
+    """A schedule, the layers that stage tokens, and the program of such a step."""
 
     candidate: Candidate
-    share: float
+    spread: Spread
     structure: Paths
     dive: Dive
 
@@ -66,10 +87,10 @@ def concentrate(scenario: Scenario, candidates: Sequence[Candidate], best: Best)
     found = trials.falling(first)
     if found.dive.step_s > best.step_s * NEAR:
         return
-    found = trials.least((c, found.share) for c in candidates if alike(c, first))
-    if found.share < 1:
-        near = (found.share, found.share - STEP, found.share + STEP)
-        found = trials.least((found.candidate, share) for share in near)
+    found = trials.least((c, found.spread) for c in candidates if alike(c, first))
+    if found.spread.share < 1:
+        near = [found.spread.shifted(by) for by in (0.0, -STEP, STEP)]
+        found = trials.least((found.candidate, spread) for spread in near)
     thin = trials.without_few(found)
     offer_rounded(best, good_s, thin.dive, thin.candidate)
     best.plan = exchanged(scenario, best.plan, good_s, best.block)
@@ -82,35 +103,38 @@ class _Trials:
         self.scenario, self.block = scenario, block
         self.kept = paths_of(scenario, plan)
         self.stages = usual_stages(scenario, plan)
-        self.known: dict[tuple[int, float], _Trial] = {}
+        self.known: dict[tuple[int, Spread], _Trial] = {}
 
-    def least(self, pairs: Iterable[tuple[Candidate, float]]) -> _Trial:
+    def least(self, pairs: Iterable[tuple[Candidate, Spread]]) -> _Trial:
         """The one with the least step."""
         return min((self.trial(*pair) for pair in pairs), key=lambda trial: trial.dive.step_s)
 
     def falling(self, candidate: Candidate) -> _Trial:
-        """The one with the least step of a schedule; fewer and fewer layers stage tokens as long as
-        that is not much worse.
+        """The one with the least step of a schedule; fewer and fewer layers stage tokens, or do in
+        all their stages, as long as that is not much worse.
         """
-        best = self.trial(candidate, 1.0)
-        for share in SHARES:
-            found = self.trial(candidate, share)
-            if found.dive.step_s > best.dive.step_s * NEAR:
-                break
-            best = min(best, found, key=lambda trial: trial.dive.step_s)
+        best = self.trial(candidate, Spread())
+        most = max((len(stages) for stages in self.stages.values()), default=0)
+        for fewer in range(most):
+            for share in FULL if fewer else SHARES:
+                found = self.trial(candidate, Spread(share, fewer))
+                if found.dive.step_s > best.dive.step_s * NEAR:
+                    break
+                best = min(best, found, key=lambda trial: trial.dive.step_s)
         return best
 
-    def trial(self, candidate: Candidate, share: float) -> _Trial:
-        """The program of one schedule and share of the layers, stated once."""
-        key = (id(candidate), round(share, 2))
+    def trial(self, candidate: Candidate, spread: Spread) -> _Trial:
+        """The program of one schedule and choice of layers, stated once."""
+        key = (id(candidate), spread)
         if key not in self.known:
-            self.known[key] = self.stated(candidate, share, self.structure(share))
+            structure = spread_over(self.scenario.classes, self.kept, self.stages, spread)
+            self.known[key] = self.stated(candidate, spread, structure)
         return self.known[key]
 
-    def stated(self, candidate: Candidate, share: float, structure: Paths) -> _Trial:
+    def stated(self, candidate: Candidate, spread: Spread, structure: Paths) -> _Trial:
         """The program of a schedule with these paths."""
         graph = build_unit(self.scenario, candidate.schedule, structure, None)
-        return _Trial(candidate, share, structure, Dive(self.scenario, graph, self.block))
+        return _Trial(candidate, spread, structure, Dive(self.scenario, graph, self.block))
 
     def without_few(self, trial: _Trial) -> _Trial:
         """The program without paths that few tokens take, as long as that shortens the step."""
@@ -122,27 +146,36 @@ class _Trials:
             fewer = without_few(trial.structure, graph, values, self.block)
             if fewer == trial.structure:
                 break
-            found = self.stated(trial.candidate, trial.share, fewer)
+            found = self.stated(trial.candidate, trial.spread, fewer)
             if found.dive.step_s >= trial.dive.step_s:
                 break
             trial = found
         return trial
 
-    def structure(self, share: float) -> Paths:
-        """Paths of each layer and stage where so many layers of each class stage tokens, evenly
-        spaced; all of those that have no other path.
-        """
-        classes = self.scenario.classes
-        found: Paths = {}
-        seen: Counter[int] = Counter()
-        for layer, each in enumerate(classes):
-            staging = max(round(share * classes.count(each)), 1) / classes.count(each)
-            before, seen[each] = seen[each], seen[each] + 1
-            found[layer, None] = self.kept.get((layer, None), [])
-            due = int(seen[each] * staging + 0.5) > int(before * staging + 0.5)
-            if due or not found[layer, None]:
-                found |= {(layer, stage): list(paths) for stage, paths in self.stages[each]}
-        return found
+
+def spread_over(
+    classes: Sequence[int], kept: Paths, stages: Mapping[int, Stages], spread: Spread
+) -> Paths:
+    """Paths of each layer and stage where so many layers of each class stage tokens, evenly
+    spaced; all of those that have no other path.
+
+    Args:
+        classes: class number of every layer.
+        kept: paths of each layer outside its stages.
+        stages: stages of each class and their paths.
+        spread: which layers hold tokens in which of these stages.
+    """
+    found: Paths = {}
+    seen: Counter[int] = Counter()
+    for layer, each in enumerate(classes):
+        staging = max(round(spread.share * classes.count(each)), 1) / classes.count(each)
+        before, seen[each] = seen[each], seen[each] + 1
+        found[layer, None] = kept.get((layer, None), [])
+        due = int(seen[each] * staging + 0.5) > int(before * staging + 0.5)
+        whole = due or not found[layer, None]
+        held = stages[each] if whole else stages[each][: spread.fewer]
+        found |= {(layer, stage): list(paths) for stage, paths in held}
+    return found
 
 
 def usual_stages(scenario: Scenario, plan: Evaluation) -> dict[int, Stages]:
