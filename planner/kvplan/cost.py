@@ -45,23 +45,28 @@ def linear(hardware: HardwareProfile, inputs: int, outputs: int, dtype: str, tok
         dtype: weight format.
         tokens: rows of the input.
     """
-    read_s = read_weights_s(hardware, inputs * outputs * element_bytes(dtype), tokens)
+    shape = "wide" if outputs > inputs else "narrow"
+    read_s = read_weights_s(hardware, inputs * outputs * element_bytes(dtype), tokens, shape)
     work_s = 2.0 * tokens * inputs * outputs / flop_per_s(hardware, dtype)
     return max(read_s, hardware.gpu.kernel_s + work_s)
 
 
-def read_weights_s(hardware: HardwareProfile, size: float, tokens: int) -> float:
+def read_weights_s(
+    hardware: HardwareProfile, size: float, tokens: int, shape: str = "wide"
+) -> float:
     """Seconds of one product that reads weights for a few tokens, as measured for that many.
 
     Args:
         hardware: the machine.
         size: bytes of the weights.
         tokens: rows of the input; the curve of the next larger number that was measured counts.
+        shape: of the layer, ``wide`` or ``narrow`` (`LINEAR_SHAPES`).
     """
     gpu = hardware.gpu
-    enough = [c for c in gpu.linear_shapes if c.tokens >= tokens] or gpu.linear_shapes[-1:]
+    own = [c for c in gpu.linear_shapes if c.shape in (shape, "any")] or gpu.linear_shapes
+    enough = [c for c in own if c.tokens >= tokens] or own[-1:]
     if enough:
-        return enough[0].seconds.seconds(size)
+        return enough[0].seconds.between_points(size)
     if gpu.linear is not None:
         return gpu.linear.seconds(size)
     return gpu.kernel_s + size / gpu.hbm_bytes_per_s

@@ -6,6 +6,7 @@ evaluates it directly: the same object serves both.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,6 +44,22 @@ class Curve:
         if len(self.pieces) == 1:
             return self.pieces[0].fixed_s + self.pieces[0].s_per_unit * volume
         return max([p.fixed_s + p.s_per_unit * volume for p in self.pieces])
+
+    def between_points(self, volume: float) -> float:
+        """Time of one operation of this volume, on straight lines between its points; as `seconds`
+        beyond them, or where there are none. Need not be convex, so it is for volumes that no plan
+        decides.
+
+        >>> bent = measured([(1.0, 2.0), (2.0, 3.5), (4.0, 5.0)])
+        >>> bent.seconds(3.0), bent.between_points(3.0), bent.between_points(8.0)
+        (4.0, 4.25, 9.0)
+        """
+        if not self.points or not self.points[0][0] <= volume <= self.points[-1][0]:
+            return self.seconds(volume)
+        places = [place for place, _ in self.points]
+        above = min(bisect_right(places, volume), len(places) - 1)
+        left, right = self.points[above - 1], self.points[above]
+        return left[1] + _slope(left, right) * (volume - left[0])
 
     def scaled(self, factor: float) -> Curve:
         """The curve over a volume in another unit: ``scaled(k).seconds(v) == seconds(k * v)``.

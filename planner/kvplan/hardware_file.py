@@ -28,6 +28,7 @@ from kvplan.hardware import (
     Link,
     Links,
 )
+from kvplan.hardware_parts import LINEAR_SHAPES
 from kvplan.hardware_table import DEPTH, FLOP, RATE, SHARE, SIZE, TIME, TOKENS, Table
 from kvplan.link import Pieces, Uplink
 from kvplan.peer import Peer
@@ -203,10 +204,11 @@ def _attention_shapes(gpu: Table) -> tuple[AttentionCurve, ...]:
 def _linear_shapes(gpu: Table) -> tuple[LinearCurve, ...]:
     curves = []
     for index, raw in enumerate(_rows(gpu, "linear_points")):
-        row = gpu.inner(f"linear_points.{index}", raw, "tokens time")
+        row = gpu.inner(f"linear_points.{index}", raw, "tokens time", "shape")
         time = row.table("time", "points kind source", "note date")
-        tokens = row.whole("tokens")
-        curves.append(row.build(LinearCurve, tokens=tokens, seconds=time.points(SIZE)))
+        shape = row.choice("shape", LINEAR_SHAPES) if "shape" in row.raw else "any"
+        tokens, seconds = row.whole("tokens"), time.points(SIZE)
+        curves.append(row.build(LinearCurve, tokens=tokens, seconds=seconds, shape=shape))
     return tuple(curves)
 
 

@@ -67,6 +67,11 @@ class GemmCurve:
         check_curve("time", self.seconds)
 
 
+LINEAR_SHAPES = ("wide", "narrow", "any")
+"""Linear layers with more outputs than inputs; with no more, whose products are cut along the
+inputs and summed to keep a GPU busy; both."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearCurve:
     """Linear layers over a few tokens: seconds over bytes of weights.
@@ -74,15 +79,19 @@ class LinearCurve:
     Args:
         tokens: rows of the input.
         seconds: the curve over bytes.
+        shape: of the layers, one of `LINEAR_SHAPES`.
     """
 
     tokens: int
     seconds: Curve
+    shape: str = "any"
 
     def __post_init__(self) -> None:
         """Check every field."""
         whole("tokens", self.tokens)
         check_curve("time", self.seconds)
+        if self.shape not in LINEAR_SHAPES:
+            raise InputError("shape", self.shape, " or ".join(LINEAR_SHAPES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,9 +182,10 @@ class Gpu:
             if seconds is not None:
                 positive(name, seconds)
         _rates("dequantise_bandwidth", self.dequantise_bytes_per_s)
-        if list(self.linear_shapes) != sorted(self.linear_shapes, key=lambda c: c.tokens):
-            tokens = [curve.tokens for curve in self.linear_shapes]
-            raise InputError("linear_points", tokens, "numbers of tokens that rise")
+        for shape in LINEAR_SHAPES:
+            tokens = [curve.tokens for curve in self.linear_shapes if curve.shape == shape]
+            if tokens != sorted(tokens):
+                raise InputError("linear_points", tokens, "numbers of tokens that rise")
         if self.linear is not None:
             check_curve("linear", self.linear)
         if self.gemm_sustained is not None:

@@ -192,10 +192,15 @@ def _gemm(figures: Figures) -> Iterator[dict[str, Any]]:
 def _linear(figures: Figures) -> Iterator[dict[str, Any]]:
     key = "matmul.linear"
     for rows in sorted({int(p["at"]["rows"]) for p in figures.points(key)}):
-        points = figures.points(key, rows=rows)
-        time = curve(figures, key, "volume", points, f"bytes of weights, {rows} tokens")
-        if time:
-            yield {"tokens": rows, "time": time}
+        shapes: dict[str, list[dict[str, Any]]] = {"wide": [], "narrow": []}
+        for point in figures.points(key, rows=rows):
+            wide = point["at"]["outputs"] > point["at"]["inputs"]
+            shapes["wide" if wide else "narrow"].append(point)
+        for shape, points in shapes.items():
+            said = f"bytes of weights, {rows} tokens, {shape} layers"
+            time = curve(figures, key, "volume", points, said)
+            if time:
+                yield {"tokens": rows, "shape": shape, "time": time}
 
 
 def _sustained(figures: Figures) -> dict[str, Any] | None:

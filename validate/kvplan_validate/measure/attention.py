@@ -1,7 +1,9 @@
 """Decode attention on the GPU: the flash kernel, one query against a run of cached tokens.
 
 Grouped queries are folded into the query's length: ``q [sequences, kv_heads, group, head_dim]``.
-A figure is seconds per kernel; the volume is bytes of K and V, none of them in the L2 cache.
+A figure is seconds per kernel; the volume is bytes of K and V, none of them in the L2 cache. The
+kernel cuts a run of tokens into parts, so that all processors have work; what merging them takes
+longer than merging one is a part of the figure.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar
 
 from kvplan_validate.measure import buffers
@@ -31,6 +34,9 @@ SIZES = tuple(1 << n for n in range(20, 32))
 """Bytes of K and V: 1 MiB to 2 GiB."""
 
 LEAST_TOKENS = 16
+
+Part = Callable[[int], Any]
+"""Part ``i`` of a pool of random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +96,47 @@ class TokenMajor(Series):
             raise MemoryError("not enough GPU memory is free for this size")
         most = 64 if size >= LARGE else buffers.copies_beyond_l2(machine, size, most=192)
         copies = max(min(most, bench.numel() // shape.elements), 1)
-        attend = self.attention(machine.torch, bench, shape)
-        times = machine.timer.per_operation(attend, copies=copies, burst_s=1.5e-3, samples=5)
+        query = machine.torch.randn(
+            (shape.sequences, shape.kv_heads, shape.group, HEAD_DIM),
+            device=bench.device,
+            dtype=bench.dtype,
+        )
+        times = self.times(machine, query, shape, lambda i: part_of(bench, shape, i), copies)
         return Sampled(samples=times, volume=size)
 
-    def attention(self, torch: Any, pool: Any, shape: Shape) -> Callable[[int], Any]:
-        """A function that launches the kernel on part ``i`` of the pool."""
-        query = torch.randn(
-            (shape.sequences, shape.kv_heads, shape.group, HEAD_DIM),
-            device=pool.device,
-            dtype=pool.dtype,
-        )
-        return self.launcher(torch, query, shape, lambda index: part_of(pool, shape, index))
-
-    def launcher(
-        self, torch: Any, query: Any, shape: Shape, part: Callable[[int], Any]
-    ) -> Callable[[int], Any]:
-        """The runtime's kernel on part ``i``, ``[tokens, sequences, 2, kv_heads, head_dim]``."""
+    def times(
+        self, machine: Machine, query: Any, shape: Shape, part: Part, copies: int
+    ) -> tuple[float, ...]:
+        """Seconds of the runtime's kernel on parts of the pool, ``[tokens, sequences, 2, kv_heads,
+        head_dim]`` each, and of merging what it writes beyond merging one partial result.
+        """
         from kvplan_validate import kernels
 
-        count = kernels.parts(query, shape.tokens)
-        outputs = torch.empty(count, *query.shape, device=query.device, dtype=query.dtype)
-        lses = torch.empty(count, *query.shape[:-1], device=query.device)
+        torch, count = machine.torch, kernels.parts(query, shape.tokens)
+        outputs = torch.zeros(count, *query.shape, device=query.device, dtype=query.dtype)
+        lses = torch.zeros(count, *query.shape[:-1], device=query.device)
         whole = (shape.tokens, shape.sequences, 2, shape.kv_heads, HEAD_DIM)
-        return lambda index: kernels.attend(query, part(index).view(whole), outputs, lses)
+
+        def attend(index: int) -> None:
+            kernels.attend(query, part(index).view(whole), outputs, lses)
+
+        if count == 1:
+            return timed(machine, attend, copies)
+        tail = torch.zeros(1, *whole[1:], device=query.device, dtype=query.dtype)
+
+        def both(index: int) -> None:
+            attend(index)
+            kernels.merge(query, tail, outputs, lses)
+
+        one_s = median(
+            timed(machine, lambda index: kernels.merge(query, tail, outputs[:1], lses[:1]), 1)
+        )
+        return tuple(seconds - one_s for seconds in timed(machine, both, copies))
+
+
+def timed(machine: Machine, work: Callable[[int], Any], copies: int) -> tuple[float, ...]:
+    """Seconds of work that takes parts of the pool in turn."""
+    return machine.timer.per_operation(work, copies=copies, burst_s=1.5e-3, samples=5)
 
 
 def part_of(pool: Any, shape: Shape, index: int) -> Any:
@@ -130,15 +153,15 @@ class HeadMajor(TokenMajor):
     shapes = FEW_SHAPES
     sizes = tuple(1 << n for n in range(22, 31, 2))
 
-    def launcher(
-        self, torch: Any, query: Any, shape: Shape, part: Callable[[int], Any]
-    ) -> Callable[[int], Any]:
-        """torch's flash kernel on K and V ``[sequences, kv_heads, tokens, head_dim]``."""
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
+    def times(
+        self, machine: Machine, query: Any, shape: Shape, part: Part, copies: int
+    ) -> tuple[float, ...]:
+        """Seconds of torch's kernel on K and V ``[sequences, kv_heads, tokens, head_dim]``."""
+        flash = machine.torch.ops.aten._scaled_dot_product_flash_attention
         whole = (2, shape.sequences, shape.kv_heads, shape.tokens, HEAD_DIM)
 
         def attend(index: int) -> Any:
             keys, values = part(index).view(whole)
             return flash(query, keys, values, 0.0, False, False, scale=HEAD_DIM**-0.5)[:2]
 
-        return attend
+        return timed(machine, attend, copies)

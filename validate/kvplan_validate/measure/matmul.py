@@ -21,10 +21,12 @@ TOKENS = tuple(64 << n for n in range(10))
 """64 to 32,768."""
 
 LINEARS = (
-    (4096, 4096), (4096, 12288), (4096, 16384), (16384, 4096), (5120, 20480), (4096, 1024),
-    (4096, 28672), (4096, 131072),
+    (1024, 6144), (2048, 8192), (4096, 8192), (4096, 12288), (4096, 16384), (5120, 20480),
+    (4096, 28672), (3584, 37888), (4096, 131072),
+    (4096, 1024), (4096, 2048), (4096, 4096), (5120, 5120), (11008, 4096), (14336, 4096),
+    (18944, 3584), (20480, 5120),
 )  # fmt: skip
-"""Inputs and outputs of linear layers."""
+"""Inputs and outputs of linear layers: first with more outputs than inputs, then with no more."""
 
 ROWS = (1, 8, 32, 64)
 """New tokens per step: the batch."""
@@ -167,7 +169,7 @@ class Linear(Series):
 
     key = "matmul.linear"
     sentence = "Linear layers over a few tokens: how fast weights stream from HBM."
-    seconds = 3.0
+    seconds = 6.0
 
     def settings(self, machine: Machine) -> Iterator[Setting]:
         """Every shape and batch."""
