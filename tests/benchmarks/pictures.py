@@ -20,7 +20,7 @@ from kvplan.sweep import row
 from kvplan.validation_file import read_results
 from kvplan.workload import Workload
 
-RESULTS = Path(__file__).parents[2] / "validate/results/h200-2026-11-29/results.json"
+RESULTS = Path(__file__).parents[2] / "validate/results/h200-2026-11-30/results.json"
 
 
 def main() -> None:
