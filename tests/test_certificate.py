@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import (
@@ -89,6 +90,30 @@ def waiting_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
     return scenario, evaluate(scenario, schedule, tuple(allocation), [1.0] * count)
 
 
+@st.composite
+def sparse_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
+    """One or two layers of many stage tokens; the others compute, for about as long in all."""
+    spec = layer(intermediate=draw(st.sampled_from((64, 1024))))
+    without = {"query_heads": 0, "kv_heads": 0, "head_dim_k": 0, "head_dim_v": 0}
+    idle = msgspec.structs.replace(spec, **without, attention_params=0, intermediate=4096)
+    count, stages, tokens = draw(st.integers(3, 8)), draw(st.integers(2, 5)), 12
+    staging = draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=2))
+    copied_s = len(staging) * stages * tokens * 256 / 1e6
+    flop = 4.0 * spec.hidden * 4096 * count / copied_s * draw(magnitudes(0.2, 5.0))
+    scenario = Scenario(
+        model=model([spec if i in staging else idle for i in range(count)]),
+        hardware=ideal(link=1e6, flop=flop, copy_s=draw(st.sampled_from((0.0, 1e-3)))),
+        workload=Workload(batch=1, context=stages * tokens, block=1),
+    )
+    schedule = Schedule(stages=stages, queue_depth=draw(st.integers(1, stages)))
+    whole = (Segment(0, stages * tokens, "resident", None),)
+    staged = tuple(Segment(tokens * j, tokens * (j + 1), "fetch", j) for j in range(stages))
+    allocation = [
+        draw(st.sampled_from((whole, staged, staged))) if i in staging else () for i in range(count)
+    ]
+    return scenario, evaluate(scenario, schedule, tuple(allocation))
+
+
 def graphs_of(
     scenario: Scenario, plan: Evaluation, schedule: Schedule | None = None
 ) -> list[StepGraph]:
@@ -156,6 +181,25 @@ def test_mixtures_of_shapes_bound_every_plan(judged: tuple[Scenario, Evaluation]
             stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, staging, fine=fine)
             pin(stated, scenario, plan)
             assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
+
+
+@examples(30)
+@given(plans() | plans(streamed=True) | waiting_plans() | sparse_plans(), st.booleans())
+def test_layers_told_apart_bound_every_plan(
+    judged: tuple[Scenario, Evaluation], fine: bool
+) -> None:
+    """Each has one shape, and the lags of what runs beside the GPU are limited."""
+    scenario, plan = judged
+    most_s = plan.step_s * 1.001  # a bound of as much would say that there is no such plan
+    for graph in graphs_of(scenario, plan):
+        assume(mixture.applies(graph, scenario.classes))
+        for pinning in (False, True):
+            stated = mixture.state(
+                graph, scenario.classes, LARGE, {}, 1, fine=fine, apart=True, most_s=most_s
+            )
+            if pinning:
+                pin(stated, scenario, plan)
+            assert mixture.solve_whole(stated, 200) <= plan.step_s * (1 + 1e-6)
 
 
 @st.composite

@@ -35,6 +35,8 @@ PAIRS = {
     # Layers of several kinds: their stages and weights differ in size.
     ("gemma-3-27b-it", "rtx-a6000", 32): 0.01,
     ("ai21labs/Jamba-v0.1", "rtx-a6000", 32): 0.01,
+    # Few layers keep a cache: the GPU is far from one to the next, and buffers are few.
+    ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "rtx-3090", 32): 0.01,
     # Layers that fetch between layers that rebuild: the link and the GPU wait for each other.
     ("gemma-3-12b-it", "rtx-4090", 32): 0.01,
 }

@@ -45,6 +45,7 @@ class Candidate:
         pattern: how stages are mixed, that of the best trial.
         sharp: whether the bound has been sharpened as far as branching goes.
         mixed: whether the mixture of its layers has been asked.
+        apart: whether that of layers told apart has.
         built: its unit, once that was asked for.
     """
 
@@ -57,6 +58,7 @@ class Candidate:
     pattern: str | Sequence[Mapping[str, float]] = "grouped"
     sharp: bool = False
     mixed: bool = False
+    apart: bool = False
     built: StepGraph | None = None
 
     @property

@@ -43,6 +43,12 @@ MOST_ROWS = 20_000
 MOST_FINE_ROWS = 5_000
 """Rows of a mixture program with fine shapes at most."""
 
+MOST_APART = 12
+"""Layers that may stage tokens up to which all layers are told apart."""
+
+MOST_NODES = 100
+"""Nodes of branch and bound that a program of layers told apart is given."""
+
 NEAR_ENDS = 1.5
 """Ratio of an interval's ends below which its mixture is asked."""
 
@@ -66,6 +72,7 @@ def raise_bounds(
     """
     target_s, rows = step_s / (1 + scenario.options.good_gap), 0
     in_vain: list[Schedule] = []
+    sparse = mixing and is_sparse(scenario)
     while rows < MOST_ROWS:
         candidate = min(candidates, key=lambda c: c.bound_s)
         if candidate.bound_s >= target_s:
@@ -83,9 +90,35 @@ def raise_bounds(
                 if found_s <= candidate.bound_s * (1 + LEAST_RISE):
                     in_vain.append(candidate.schedule)
                 candidate.bound_s = max(candidate.bound_s, found_s)
+            if sparse:
+                continue
+        elif sparse and not candidate.apart:
+            candidate.apart = True
+            candidate.bound_s = max(candidate.bound_s, apart(scenario, candidate, target_s))
         else:
             return
         target_s = min(target_s, candidate.bound_s)
+
+
+def is_sparse(scenario: Scenario) -> bool:
+    """Whether so few layers may stage tokens that it pays to tell all layers apart."""
+    paths = [scenario.paths[layer] for layer in scenario.model.layers]
+    return sum(any(p.attends == "stage" for p in own) for own in paths) <= MOST_APART
+
+
+def apart(scenario: Scenario, candidate: Candidate, target_s: float) -> float:
+    """A bound, seconds, at most the target, from layers that are told apart and have one shape
+    each. Where few of them stage tokens, what lies between any two matters, and so does that a
+    layer cannot be resident by a half.
+    """
+    if candidate.schedule.axis != "token":
+        return 0.0
+    unit, _ = mixed_unit(scenario, candidate)
+    if not mixture.applies(unit, scenario.classes):
+        return 0.0
+    given = (unit, scenario.classes, scenario.capacity, scenario.quality)
+    stated = mixture.state(*given, block_sizes(scenario)[0], apart=True, most_s=target_s)
+    return mixture.solve_whole(stated, MOST_NODES)
 
 
 def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float:

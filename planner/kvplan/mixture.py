@@ -13,10 +13,11 @@ its group waits for is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from kvplan import program
 from kvplan.errors import KvplanError
-from kvplan.highs import minimise
+from kvplan.highs import least_whole, minimise
 from kvplan.mixture_layers import Kind, define_kind
 from kvplan.mixture_statement import Mixture, Terms, add
 from kvplan.staging import Staging, idle_link_s
@@ -25,14 +26,20 @@ from kvplan.step import StepGraph
 MOST_KINDS = 24
 """Kinds of layers up to which the bound is worth its time."""
 
+WHOLE_TOLERANCE = 1e-6
+"""What the solver may be off by where columns are whole."""
 
-def kinds(graph: StepGraph, classes: Sequence[int]) -> list[Kind]:
-    """Kinds of layers; the head stands between the boundaries ``end`` and ``begin``."""
+
+def kinds(graph: StepGraph, classes: Sequence[int], *, apart: bool = False) -> list[Kind]:
+    """Kinds of layers, or every layer apart; the head stands between the boundaries ``end`` and
+    ``begin``.
+    """
     first = {classes[layer]: layer for layer in sorted(graph.tokens, reverse=True)}
+    labels: list[object] = ["begin", *pairwise(classes), "end"]
+    if apart:
+        labels[1:-1] = range(1, len(classes))
     found: dict[tuple[int, object, object], int] = {}
-    for index, each in enumerate(classes):
-        before: object = (classes[index - 1], each) if index else "begin"
-        behind: object = (each, classes[index + 1]) if index + 1 < len(classes) else "end"
+    for each, (before, behind) in zip(classes, pairwise(labels), strict=True):
         found[each, before, behind] = found.get((each, before, behind), 0) + 1
     return [Kind(first[each], n, before, behind) for (each, before, behind), n in found.items()]
 
@@ -91,10 +98,12 @@ def state(
     *,
     fine: bool = False,
     groups: int = 0,
+    apart: bool = False,
+    most_s: float = float("inf"),
 ) -> Mixture:
-    """State the program; arguments as those of `bound`."""
-    mixture = Mixture(graph, classes, block, staging, fine, groups)
-    for kind in kinds(graph, classes):
+    """State the program; arguments as those of `bound` and of `Mixture`."""
+    mixture = Mixture(graph, classes, block, staging, fine, groups, apart, most_s)
+    for kind in kinds(graph, classes, apart=apart):
         define_kind(mixture, kind)
     define_head(mixture)
     define_boundaries(mixture)
@@ -115,6 +124,21 @@ def solve(mixture: Mixture) -> float:
     if found is None:
         return float("inf")
     return found.values[stated.period] * stated.scale[stated.period]
+
+
+def solve_whole(mixture: Mixture, nodes: int) -> float:
+    """The same where every layer has one shape, as its plans do: a bound that needs no more than so
+    many nodes of branch and bound, at most ``most_s``.
+    """
+    stated, most_s = mixture.program, mixture.most_s
+    rows, _ = program.scaled_rows(stated)
+    limits, period_s = list(program.scaled_limits(stated)), stated.scale[stated.period]
+    limits[stated.period] = (0.0, most_s / period_s)
+    whole = [False] * len(limits)
+    for column in mixture.shares:
+        whole[column] = True
+    found = least_whole({stated.period: 1.0}, rows, limits, whole, nodes)
+    return min(max(found * period_s, 0.0) * (1 - WHOLE_TOLERANCE), most_s)
 
 
 def define_head(mixture: Mixture) -> None:

@@ -89,6 +89,7 @@ def define_kind(mixture: Mixture, kind: Kind) -> None:
     for shape in shapes(mixture, kind):
         layers = _Layers(mixture, kind, shape)
         shares.append(layers.share)
+        mixture.shares.append(layers.share)
         layers.define_tokens()
         layers.define_even_stages()
         layers.define_tenants(tenants)
@@ -283,6 +284,20 @@ class _Layers:
         for state in mixture.states:
             add(mixture.outward.setdefault((self.kind.behind, state), {}), last[state])
             add(mixture.inward.setdefault((self.kind.before, state), {}), {inward[state]: 1.0})
+        if mixture.most_s < float("inf"):
+            self._limit_lags(inward)
+
+    def _limit_lags(self, inward: Mapping[State, int]) -> None:
+        """Before a layer the GPU has ended last: what others did for the layers behind it was
+        waited for. They are behind it by Q + 1 steps at most, since a buffer that they filled was
+        free after Q of its tenants. So a shape that no layer has holds no time of any.
+        """
+        lag_s = (self.mixture.graph.schedule.queue_depth + 1) * self.mixture.most_s
+        for state, column in inward.items():
+            if state != "gpu":
+                ahead = {inward["gpu"]: 1.0, column: -1.0}
+                self.mixture.row("last", {c: -v for c, v in ahead.items()})
+                self.mixture.row("lag", ahead | {self.share: -lag_s})
 
     def _awaited(
         self,

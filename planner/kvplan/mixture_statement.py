@@ -32,6 +32,8 @@ class Mixture:
         fine: whether layers with some empty stages are told apart.
         groups: how many groups of layers share staging buffers, which no layer then waits for;
             0: each stage of a layer has its own.
+        apart: whether every layer is told apart from all others.
+        most_s: only steps that take no longer matter; infinite: all.
         program: columns and rows.
         members: operations of each layer of the graph.
         states: what a layer leaves behind.
@@ -43,6 +45,7 @@ class Mixture:
         stored: bytes in each tier.
         sizes: column of the size of each buffer, by what it holds.
         shared: bytes that all groups stage.
+        shares: columns of how many layers have each shape.
     """
 
     graph: StepGraph
@@ -51,6 +54,8 @@ class Mixture:
     staging: Staging | None
     fine: bool
     groups: int = 0
+    apart: bool = False
+    most_s: float = float("inf")
     program: Program = field(init=False)
     members: dict[int, list[Operation]] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
@@ -61,6 +66,7 @@ class Mixture:
     stored: dict[str, Terms] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     shared: Terms = field(default_factory=dict)
+    shares: list[int] = field(default_factory=list)
     time_s: float = field(init=False)
     staged_bytes: dict[int, float] = field(init=False)
     index_of: dict[int, int] = field(init=False)

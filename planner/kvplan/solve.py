@@ -24,7 +24,7 @@ from kvplan.candidates import (
     try_on_unit,
     unbuilt,
 )
-from kvplan.certificate import WORTH_MIXING, raise_bounds
+from kvplan.certificate import WORTH_MIXING, is_sparse, raise_bounds
 from kvplan.concentrate import concentrate
 from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
@@ -178,7 +178,7 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
         better(scenario, candidates, best)
         left = best.step_s / least_bound(candidates) - 1
         if left > good_gap:
-            mixing = better is concentrate and left <= WORTH_MIXING
+            mixing = better is concentrate and (left <= WORTH_MIXING or is_sparse(scenario))
             raise_bounds(scenario, candidates, best.step_s, mixing=mixing)
 
 

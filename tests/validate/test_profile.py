@@ -301,6 +301,44 @@ def test_linear_layers_are_told_apart_by_tokens() -> None:
         parse_hardware(falling)
 
 
+def test_linear_layers_are_told_apart_by_shape() -> None:
+    raw = copy.deepcopy(RAW)
+    points = raw["measurements"]["matmul.linear"]["points"]
+    points += [
+        {
+            **point,
+            "at": {**at, "inputs": at["outputs"] * 2, "outputs": at["inputs"]},
+            "median": 3 * point["median"],
+        }
+        for point in points
+        if (at := point["at"])
+    ]
+    profile = profile_of(raw)
+    assert [c.shape for c in profile.gpu.linear_shapes] == ["wide", "narrow"]
+    up, down = (
+        cost.linear(profile, *widths, "fp16", 8) for widths in ((4096, 16384), (16384, 4096))
+    )
+    assert down > up * 1.5
+    text = to_toml(raw, "here", "Here")
+    with pytest.raises(InputError, match=r"gpu\.linear_points\.0\.shape.*wide, narrow, any"):
+        parse_hardware(text.replace('shape = "wide"', 'shape = "thin"'))
+
+
+def test_linear_layers_follow_their_points() -> None:
+    """Weights are no decision, so time need not be convex in their bytes."""
+    raw = copy.deepcopy(RAW)
+    points = raw["measurements"]["matmul.linear"]["points"]
+    least, *_, most = sorted(points, key=lambda point: point["volume"])
+    bent = {**least, "at": {**least["at"], "outputs": 16384}, "volume": 2.0 * 4096 * 16384}
+    bent["median"] = 0.9 * most["median"]
+    assert least["volume"] < bent["volume"] < most["volume"]
+    raw["measurements"]["matmul.linear"]["points"] = [least, bent, most]
+    profile = profile_of(raw)
+    taken = cost.linear(profile, 4096, 16384, "fp16", 8)
+    assert taken == pytest.approx(bent["median"])
+    assert profile.gpu.linear_shapes[0].seconds.seconds(bent["volume"]) < taken * 0.99
+
+
 def test_far_points_do_not_bend_what_a_step_can_reach() -> None:
     shape = profile_of(RAW).gpu.attention_shapes[0].seconds
     volumes = [volume for volume, _ in shape.points]
