@@ -111,11 +111,11 @@ class _Trials:
 
     def falling(self, candidate: Candidate) -> _Trial:
         """The one with the least step of a schedule; fewer and fewer layers stage tokens, or do in
-        all their stages, as long as that is not much worse.
+        more than half of their stages, as long as that is not much worse.
         """
         best = self.trial(candidate, Spread())
-        most = max((len(stages) for stages in self.stages.values()), default=0)
-        for fewer in range(most):
+        half = max((len(stages) for stages in self.stages.values()), default=0) // 2
+        for fewer in dict.fromkeys((0, half)):
             for share in FULL if fewer else SHARES:
                 found = self.trial(candidate, Spread(share, fewer))
                 if found.dive.step_s > best.dive.step_s * NEAR:

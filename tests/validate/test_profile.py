@@ -327,16 +327,21 @@ def test_linear_layers_are_told_apart_by_shape() -> None:
 def test_linear_layers_follow_their_points() -> None:
     """Weights are no decision, so time need not be convex in their bytes."""
     raw = copy.deepcopy(RAW)
-    points = raw["measurements"]["matmul.linear"]["points"]
-    least, *_, most = sorted(points, key=lambda point: point["volume"])
-    bent = {**least, "at": {**least["at"], "outputs": 16384}, "volume": 2.0 * 4096 * 16384}
-    bent["median"] = 0.9 * most["median"]
-    assert least["volume"] < bent["volume"] < most["volume"]
-    raw["measurements"]["matmul.linear"]["points"] = [least, bent, most]
+    point = raw["measurements"]["matmul.linear"]["points"][0]
+    raw["measurements"]["matmul.linear"]["points"] = [
+        {
+            **point,
+            "at": {**point["at"], "inputs": 4096, "outputs": outputs},
+            "volume": 8192.0 * outputs,
+            "median": seconds,
+        }
+        for outputs, seconds in ((8192, 2e-5), (16384, 6e-5), (32768, 8e-5))
+    ]
     profile = profile_of(raw)
-    taken = cost.linear(profile, 4096, 16384, "fp16", 8)
-    assert taken == pytest.approx(bent["median"])
-    assert profile.gpu.linear_shapes[0].seconds.seconds(bent["volume"]) < taken * 0.99
+    hull = profile.gpu.linear_shapes[0].seconds
+    for outputs, seconds in ((8192, 2e-5), (12288, 4e-5), (16384, 6e-5), (32768, 8e-5)):
+        assert cost.linear(profile, 4096, outputs, "fp16", 8) == pytest.approx(seconds)
+    assert hull.seconds(8192.0 * 16384) == pytest.approx(4e-5)
 
 
 def test_far_points_do_not_bend_what_a_step_can_reach() -> None:
