@@ -49,6 +49,9 @@ MOST_APART = 12
 MOST_NODES = 100
 """Nodes of branch and bound that a program of layers told apart is given."""
 
+ROUNDING = 1e-12
+"""Share by which bounds aim too high, so that one at its target is within the gap asked for."""
+
 NEAR_ENDS = 1.5
 """Ratio of an interval's ends below which its mixture is asked."""
 
@@ -70,7 +73,7 @@ def raise_bounds(
             matter less with fewer stages and more buffers, so where a schedule's mixture brings
             nothing, none is tried for these.
     """
-    target_s, rows = step_s / (1 + scenario.options.good_gap), 0
+    target_s, rows = step_s / (1 + scenario.options.good_gap) * (1 + ROUNDING), 0
     in_vain: list[Schedule] = []
     sparse = mixing and is_sparse(scenario)
     while rows < MOST_ROWS:

@@ -52,7 +52,7 @@ class Curve:
 
         >>> bent = measured([(1.0, 2.0), (2.0, 3.5), (4.0, 5.0)])
         >>> bent.seconds(3.0), bent.between_points(3.0), bent.between_points(8.0)
-        (4.0, 4.25, 9.0)
+        (4.0, 4.25, 10.0)
         """
         if not self.points or not self.points[0][0] <= volume <= self.points[-1][0]:
             return self.seconds(volume)
