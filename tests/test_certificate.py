@@ -49,6 +49,15 @@ def alike(draw: st.DrawFn) -> Scenario:
 
 
 @st.composite
+def plans_of(draw: st.DrawFn, scenario: Scenario, schedule: Schedule) -> Evaluation:
+    """A random plan of a schedule."""
+    allocation = draw(allocations(scenario, schedule))
+    share = st.sampled_from((0.0, 0.25, 1.0))
+    shares = [draw(share) for _ in allocation] if schedule.stream_weights else None
+    return evaluate(scenario, schedule, allocation, shares)
+
+
+@st.composite
 def plans(draw: st.DrawFn, streamed: bool | None = None) -> tuple[Scenario, Evaluation]:
     """A random plan; stages within a token of even where a layer has any."""
     scenario = draw(alike() | scenarios(3))
@@ -56,10 +65,7 @@ def plans(draw: st.DrawFn, streamed: bool | None = None) -> tuple[Scenario, Eval
     if streamed is not None:
         schedule = Schedule(stages=draw(st.integers(1, 6)), queue_depth=draw(st.integers(1, 4)),
                             stream_weights=streamed)  # fmt: skip
-    allocation = draw(allocations(scenario, schedule))
-    share = st.sampled_from((0.0, 0.25, 1.0))
-    shares = [draw(share) for _ in allocation] if schedule.stream_weights else None
-    return scenario, evaluate(scenario, schedule, allocation, shares)
+    return scenario, draw(plans_of(scenario, schedule))
 
 
 @st.composite
@@ -209,10 +215,7 @@ def grouped_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
     schedule = Schedule(axis="layer", stages=draw(st.integers(1, len(scenario.model.layers))),
                         queue_depth=draw(st.integers(1, 4)),
                         stream_weights=draw(st.booleans()))  # fmt: skip
-    allocation = draw(allocations(scenario, schedule))
-    share = st.sampled_from((0.0, 0.25, 1.0))
-    shares = [draw(share) for _ in allocation] if schedule.stream_weights else None
-    return scenario, evaluate(scenario, schedule, allocation, shares)
+    return scenario, draw(plans_of(scenario, schedule))
 
 
 @examples(80)

@@ -135,7 +135,8 @@ def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float
     if found_s < target_s and candidate.schedule.stream_weights:
         unit, groups = mixed_unit(scenario, candidate)
         if mixture.applies(unit, scenario.classes, groups):
-            return max(found_s, mixture.bound(unit, *given, blocks[0], groups=groups))
+            stated = mixture.state(unit, *given, blocks[0], groups=groups)
+            return max(found_s, mixture.solve(stated))
     return found_s
 
 

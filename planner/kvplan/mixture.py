@@ -46,7 +46,7 @@ def kinds(graph: StepGraph, classes: Sequence[int], *, apart: bool = False) -> l
 
 def applies(graph: StepGraph, classes: Sequence[int], groups: int = 0) -> bool:
     """Whether the step's waits are those of the rows here: token ranges, one micro-batch, no
-    barrier, copies that run ahead. Arguments as those of `bound`.
+    barrier, copies that run ahead. Arguments as those of `state`.
     """
     schedule = graph.schedule
     return (
@@ -58,34 +58,6 @@ def applies(graph: StepGraph, classes: Sequence[int], groups: int = 0) -> bool:
         and graph.cycles * len(graph.tokens) == len(classes)
         and len(kinds(graph, classes)) <= MOST_KINDS
     )
-
-
-def bound(
-    graph: StepGraph,
-    classes: Sequence[int],
-    capacity: Mapping[str, float],
-    quality: Mapping[str, float],
-    block: int,
-    staging: Staging | None = None,
-    *,
-    fine: bool = False,
-    groups: int = 0,
-) -> float:
-    """The least step any plan of this graph can have, seconds; infinite where nothing fits.
-
-    Args:
-        graph: the step, with every path that may be used in its structure.
-        classes: class number of every layer of the model; equal layers share one.
-        capacity: bytes each tier may hold.
-        quality: most share of all tokens that each inexact path may take.
-        block: tokens of the largest block a plan may be made of.
-        staging: only plans whose staging buffers are within these limits.
-        fine: tell layers with some empty stages apart by how many hold tokens.
-        groups: groups of layers that may stage tokens, on the layer axis; the graph is then that of
-            one token range. 0: token axis.
-    """
-    stated = state(graph, classes, capacity, quality, block, staging, fine=fine, groups=groups)
-    return solve(stated)
 
 
 def state(
@@ -101,7 +73,21 @@ def state(
     apart: bool = False,
     most_s: float = float("inf"),
 ) -> Mixture:
-    """State the program; arguments as those of `bound` and of `Mixture`."""
+    """State the program whose optimum is the least step any plan of a graph can have.
+
+    Args:
+        graph: the step, with every path that may be used in its structure.
+        classes: class number of every layer of the model; equal layers share one.
+        capacity: bytes each tier may hold.
+        quality: most share of all tokens that each inexact path may take.
+        block: tokens of the largest block a plan may be made of.
+        staging: only plans whose staging buffers are within these limits.
+        fine: tell layers with some empty stages apart by how many hold tokens.
+        groups: groups of layers that may stage tokens, on the layer axis; the graph is then that of
+            one token range. 0: token axis.
+        apart: tell every layer apart from all others.
+        most_s: only steps that take no longer matter; infinite: all.
+    """
     mixture = Mixture(graph, classes, block, staging, fine, groups, apart, most_s)
     for kind in kinds(graph, classes, apart=apart):
         define_kind(mixture, kind)

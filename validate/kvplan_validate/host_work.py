@@ -51,21 +51,20 @@ class HostWork:
         data = self.state.store.pieces[key].data
         assert data is not None
         keys, values = data[0], data[1]
-        if host_kernel.can_run(query.dtype, query.shape[-1]):
-            work = host_kernel.Attention(query, keys, values, out, lse)
-            if self.asked:
-                ask, answered = self.lane.asked(work)
-                self._answers[operation.layer, operation.micro_batch] = answered
-                return lambda: ask(self.state.streams["gpu"])
-            launch = self.lane.prepared(work)
-            return lambda: launch(self.state.streams.get("host"))
 
         def attend() -> None:
             result, sums = kernels.host_attention(query, keys, values)
             out.copy_(result)
             lse.copy_(sums)
 
-        launch = self.lane.prepared(attend)
+        work: Callable[[], None] = attend
+        if host_kernel.can_run(query.dtype, query.shape[-1]):
+            work = native = host_kernel.Attention(query, keys, values, out, lse)
+            if self.asked:
+                ask, answered = self.lane.asked(native)
+                self._answers[operation.layer, operation.micro_batch] = answered
+                return lambda: ask(self.state.streams["gpu"])
+        launch = self.lane.prepared(work)
         return lambda: launch(self.state.streams.get("host"))
 
     def return_partial(self, operation: Operation) -> Callable[[], None]:
@@ -100,11 +99,7 @@ class HostWork:
         """Pinned query, output and log-sum-exp of one micro-batch, two sets taken in turn."""
         slot = (operation.layer % 2, operation.micro_batch)
         if slot not in self._buffers:
-            like, dtype, pool = (
-                self.state.batches[0].query,
-                self.state.decoder.dtype,
-                self.state.pool,
-            )
+            like, pool = self.state.batches[0].query, self.state.pool
             shape, count, dtype = like.shape, like.numel(), like.dtype
             item = torch.empty(0, dtype=dtype).element_size()
             query = pool.take(count * item).view(dtype).view(shape)
