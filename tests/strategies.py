@@ -36,6 +36,7 @@ from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 from kvplan.step import Operation, StepGraph, Variable, build_step, group_of
+from kvplan.tier import Tier
 from kvplan.workload import Workload
 
 FREE_S = 1e-30
@@ -85,16 +86,16 @@ def model(layers: Sequence[LayerSpec], vocab: int = 100) -> ModelSpec:
 
 
 def profile(
-    gpu: Gpu, h2d: Link, d2h: Link, host: Host, disk: Disk | None = None
+    gpu: Gpu, h2d: Link, d2h: Link, host: Host, disk: Disk | None = None, tier: Tier | None = None
 ) -> HardwareProfile:
     """A machine of these parts."""
     links = Links(h2d=h2d, d2h=d2h)
-    parts: Any = SimpleNamespace(gpu=gpu, links=links, host=host, disk=disk, peer=None, tier=None)
+    parts: Any = SimpleNamespace(gpu=gpu, links=links, host=host, disk=disk, peer=None, tier=tier)
     mark = Provenance(kind="measured", source="test")
     return HardwareProfile(
         name="test", title="test machine", aliases=(), kind="measured", gpu=gpu, links=links,
-        host=host, disk=disk, provenance=dict.fromkeys(number_paths(parts), mark), residuals={},
-        digest="0" * 64, date="2026-01-01",
+        host=host, disk=disk, tier=tier, residuals={}, digest="0" * 64, date="2026-01-01",
+        provenance=dict.fromkeys(number_paths(parts), mark),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from strategies import (
     layer,
     magnitudes,
     model,
+    profile,
     scenarios,
     schedules,
 )
@@ -30,6 +31,7 @@ from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
 from kvplan.statement import Statement
 from kvplan.step import StepGraph
+from kvplan.tier import Tier
 from kvplan.workload import Workload
 
 EXACT = 1e-9
@@ -120,6 +122,26 @@ def sparse_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
     return scenario, evaluate(scenario, schedule, tuple(allocation))
 
 
+@st.composite
+def tiered_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
+    """A random plan on a machine with a tier beside host memory, copied over a link of its own or
+    attended there; the head takes long beside the copies.
+    """
+    scenario = draw(alike())
+    layers, own, links = scenario.model.layers, scenario.hardware, scenario.hardware.links
+    assert links is not None
+    tier = Tier(name="far", capacity_bytes=2**62, latency_s=1e-6,
+                bytes_per_s=links.h2d.raw_bytes_per_s * draw(magnitudes(0.2, 5.0)),
+                attended_by=draw(st.sampled_from(("none", "none", "tier"))))  # fmt: skip
+    question = replace(
+        scenario,
+        model=model(layers, vocab=draw(st.sampled_from((100, 10_000, 1_000_000)))),
+        hardware=profile(own.gpu, links.h2d, links.d2h, own.host, own.disk, tier),
+    )
+    schedule = Schedule(stages=draw(st.integers(1, 4)), queue_depth=draw(st.integers(1, 3)))
+    return question, draw(plans_of(question, schedule))
+
+
 def graphs_of(
     scenario: Scenario, plan: Evaluation, schedule: Schedule | None = None
 ) -> list[StepGraph]:
@@ -175,7 +197,7 @@ def largest_stage(plan: Evaluation) -> float:
 
 
 @examples(60)
-@given(plans() | plans(streamed=True) | waiting_plans())
+@given(plans() | plans(streamed=True) | waiting_plans() | tiered_plans())
 def test_mixtures_of_shapes_bound_every_plan(judged: tuple[Scenario, Evaluation]) -> None:
     scenario, plan = judged
     largest = largest_stage(plan)
@@ -235,8 +257,8 @@ def test_mixtures_of_shapes_bound_plans_whose_layers_share_buffers(
         assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
 
 
-@examples(120)
-@given(plans())
+@examples(160)
+@given(plans() | tiered_plans())
 def test_the_size_of_the_largest_stage_bounds_every_plan(
     judged: tuple[Scenario, Evaluation],
 ) -> None:

@@ -63,6 +63,8 @@ LEVELS = [
         "thin",
         "dive",
         "concentrate",
+        "layout",
+        "descent",
         "restage",
         "polish",
         "resident",

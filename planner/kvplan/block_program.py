@@ -47,6 +47,9 @@ def solve(
     spread: int,
     free: Place | None,
     goal: Goal,
+    nodes: int = MOST_NODES,
+    *,
+    optional: bool = True,
 ) -> list[float] | None:
     """Tokens of every variable of a unit's graph (and the share of streamed weights).
 
@@ -58,18 +61,20 @@ def solve(
         spread: tokens by which a stage may differ from the mean of its layer.
         free: stage and path whose tokens need not be whole blocks; None: all are whole.
         goal: when to stop.
+        nodes: nodes of branch and bound, at most.
+        optional: whether a stage may do without a path; else all have their fixed times.
 
     Returns:
         A value for each variable, whole blocks but for the free ones; None where nothing of use
         was found.
     """
-    statement, whole = state(graph, capacity, quality, block, spread, free)
+    statement, whole = state(graph, capacity, quality, block, spread, free, optional=optional)
     scale, period = statement.scale, statement.period
     rows, _ = program.scaled_rows(statement)
     limits = program.scaled_limits(statement)
     period_s = scale[period] * graph.cycles
     limits[period] = (goal.least_s / period_s, goal.most_s / period_s)
-    found = minimise_whole({period: 1.0}, rows, limits, whole, MOST_NODES, goal.near, goal.seed)
+    found = minimise_whole({period: 1.0}, rows, limits, whole, nodes, goal.near, goal.seed)
     if found is None:
         return None
     return [
@@ -85,6 +90,8 @@ def state(
     block: int,
     spread: int,
     free: Place | None,
+    *,
+    optional: bool = True,
 ) -> tuple[Program, list[bool]]:
     """The program with a column for the presence of each path in each stage, in blocks.
 
@@ -106,12 +113,12 @@ def state(
     statement.period = statement.column("T", None, time_s)
     present = {}
     for index, variable in enumerate(graph.variables):
-        if variable.stage is not None:
+        if variable.stage is not None and optional:
             present[index] = statement.column("present", 1.0, 1.0)
             whole[present[index]] = True
             terms = {index: 1.0, present[index]: -variable.ceiling}
             statement.rows.append(Row(f"present[{index}]", terms, 0.0))
-    durations = program.define_duration(statement, False, time_s, present)
+    durations = program.define_duration(statement, False, time_s, present if optional else None)
     program.define_precedence(statement, durations)
     program.define_tokens(statement)
     program.define_even_stages(statement, spread)

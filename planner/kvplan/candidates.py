@@ -74,7 +74,7 @@ class Candidate:
         model, flow = self.scenario.model, self.flow
         if self.built is not None or unit_layers(model, cyclic(self.schedule)) is not None:
             return len(self.unit.operations)
-        return flow.cycles * sum(flow.copies_of(operation) for operation in flow.operations)
+        return round(flow.cycles * sum(flow.copies_of(operation) for operation in flow.operations))
 
 
 def bounded(scenario: Scenario, schedule: Schedule, flow: StepGraph) -> Candidate | None:

@@ -31,13 +31,13 @@ MOST_STATED = 12_000
 MOST_MIXED_ROWS = 6_000
 """Rows of the mixture programs solved while branching over one schedule, about."""
 
-WORTH_MIXING = 5e-2
+WORTH_MIXING = 15e-2
 """Gap up to which mixture programs are asked: they raise bounds by a percent or two."""
 
 LEAST_RISE = 2e-4
 """Share by which mixtures must raise a bound for others to be asked."""
 
-MOST_ROWS = 20_000
+MOST_ROWS = 25_000
 """Rows of mixture programs stated in one search, beside those of branching, at most."""
 
 MOST_FINE_ROWS = 5_000

@@ -26,7 +26,7 @@ from kvplan.thin import is_even, repeated
 LARGEST = 1000
 """Operations of a graph up to which its plan is rounded this way."""
 
-MOST_SOLVED = 300_000
+MOST_SOLVED = 150_000
 """Operations of the programs solved for one plan, about, above which it is not rounded this way."""
 
 WORTH = 8e-3
@@ -47,6 +47,9 @@ WORTH_EXCHANGING = 1.0015
 WHOLE = 1e-6
 """Blocks by which a number may be off a whole one."""
 
+SPARE_BLOCKS = 2
+"""Blocks of one layer that HBM has room for beside a plan until its last layers are rounded."""
+
 NO_LATER = 1e-6
 """Share by which the step may grow for the nearest number to be taken with no look at the other."""
 
@@ -66,6 +69,7 @@ class Dive:
         self.scenario, self.block, self.graph = scenario, block, graph.in_blocks(block)
         self.solver = repeated(scenario, self.graph, scenario.workload.block)
         self.held: set[int] = set()
+        self.has_spare = self.is_stuck = False
         self.optimum = self.least()
 
     @property
@@ -83,7 +87,12 @@ class Dive:
         return solved <= MOST_SOLVED * max((1 - self.step_s / best_s) / WORTH, 1.0)
 
     def plan(
-        self, schedule: Schedule, most_s: float, *, backwards: bool = True
+        self,
+        schedule: Schedule,
+        most_s: float,
+        *,
+        backwards: bool = True,
+        known: Mapping[int, float] | None = None,
     ) -> Evaluation | None:
         """The plan in whole blocks; None where none takes less than ``most_s``.
 
@@ -91,8 +100,11 @@ class Dive:
             schedule: how the step is pipelined.
             most_s: only steps shorter than this are of use.
             backwards: the last layer gets whole blocks first.
+            known: tokens of variables that have whole blocks already.
         """
-        values = self.values(most_s, backwards)
+        values = self.values(most_s, backwards, known or {}, SPARE_BLOCKS)
+        if values is None and self.is_stuck:
+            values = self.values(most_s, backwards, known or {}, 0)
         if values is None:
             return None
         wanted, streamed = self.graph.by_layer(values)
@@ -108,17 +120,23 @@ class Dive:
         """Tokens of whole blocks, in blocks."""
         return {place: round(tokens / self.block) for place, tokens in mix.items()}
 
-    def values(self, most_s: float, backwards: bool) -> Sequence[float] | None:
+    def values(
+        self, most_s: float, backwards: bool, known: Mapping[int, float], spare_blocks: int
+    ) -> Sequence[float] | None:
         """A value for every variable of the graph, whole blocks; None where the step is longer
-        than ``most_s``.
+        than ``most_s``, or no whole number fits.
         """
-        found = self.optimum
         self.release()
-        for column, size in self.buffers():
+        found = self.with_known(known) if known else self.optimum
+        if found is not None and spare_blocks:
+            found = self.put_by(spare_blocks)
+        self.is_stuck = found is None
+        for column, size in () if known else self.buffers():
             if found is None or found.step_s > most_s:
                 return None
             found = self.hold(column, size, found.values[column] / size, found, at_most=True)
-        for free in self.places(backwards):
+        for places in self.places(backwards):
+            free = [index for index in places if index not in known]
             while free:
                 if found is None or found.step_s > most_s:
                     return None
@@ -130,18 +148,51 @@ class Dive:
             return None
         return found.values[: len(self.graph.variables)]
 
+    def with_known(self, known: Mapping[int, float]) -> Least | None:
+        """The least step with variables held at so many tokens."""
+        for column, tokens in known.items():
+            self.held.add(column)
+            self.solver.hold(column, tokens, tokens)
+        return self.least()
+
     def release(self) -> None:
-        """Hold no column."""
+        """Hold no column, and leave no HBM over."""
+        if self.has_spare:
+            self.take_back()
         for column in self.held:
             self.solver.release(column)
         self.held.clear()
 
-    def least(self) -> Least | None:
+    def put_by(self, blocks: int) -> Least | None:
+        """The least step with HBM for so many blocks of a layer left over, so that the last layers
+        to be rounded have a choice; with none where there is not as much.
+        """
+        self.has_spare = True
+        found = self.least(blocks * self.block * self.resident_bytes())
+        return found or self.take_back()
+
+    def take_back(self) -> Least | None:
+        """The least step with all HBM."""
+        self.has_spare = False
+        return self.least(0.0)
+
+    def resident_bytes(self) -> float:
+        """Most bytes of HBM that a token of a layer stays in."""
+        return max((v.stored.get("hbm", 0.0) for v in self.graph.variables), default=0.0)
+
+    def least(self, spare_bytes: float | None = None) -> Least | None:
         """The least step with what is held so far; None where nothing fits, or the solver gives
         up.
+
+        Args:
+            spare_bytes: HBM to leave over from now on; None: as before.
         """
+        bounds: dict[str, float] = {}
+        if spare_bytes is not None:
+            limit = self.scenario.capacity["hbm"] - self.graph.constant_bytes.get("hbm", 0.0)
+            bounds["capacity[hbm]"] = limit - spare_bytes
         try:
-            return self.solver.least()
+            return self.solver.least(bounds)
         except KvplanError:
             return None
 
@@ -171,6 +222,16 @@ class Dive:
         """Hold a column at a whole number of sizes near the wanted one, or at most at it: the
         nearest if the step is no longer than before, else the better one.
         """
+        found = self._hold(column, size, wanted, before, at_most=at_most)
+        if found is None and self.has_spare:
+            self.take_back()
+            found = self._hold(column, size, wanted, before, at_most=at_most)
+        self.is_stuck = found is None
+        return found
+
+    def _hold(
+        self, column: int, size: float, wanted: float, before: Least, *, at_most: bool
+    ) -> Least | None:
         self.held.add(column)
         nearest = round(wanted)
         numbers = [nearest, nearest + (1 if wanted > nearest else -1)]

@@ -155,7 +155,7 @@ def define_resources(statement: Statement, staging: Staging | None) -> None:
             known = busy.get(operation.resource, ({}, 0.0))
             busy[operation.resource] = added(known, part, statement.graph.copies_of(operation))
     if staging is not None:
-        define_staging(statement, staging, busy.get("h2d", ({}, 0.0)))
+        define_staging(statement, staging, busy)
     for resource, total in busy.items():
         statement.within_period(total, f"resource[{resource}]")
     define_chain(statement, taken)

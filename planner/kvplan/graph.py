@@ -131,7 +131,7 @@ class StepGraph:
     tokens: dict[int, int]
     constant_bytes: dict[str, float]
     schedule: Schedule
-    cycles: int = 1
+    cycles: float = 1
     copies: Mapping[int, int] = field(default_factory=dict)
     buffer_edges: frozenset[tuple[int, int, int]] = frozenset()
     edge_s: Mapping[tuple[str, str], float] = field(default_factory=dict)

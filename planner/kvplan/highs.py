@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,6 +108,37 @@ class Rows:
         self.add({c: value / largest for c, value in entries.items()}, most / largest, equal)
         return largest
 
+    @staticmethod
+    def scaled(
+        terms: Sequence[Mapping[int, float]],
+        most: Sequence[float],
+        equal: Sequence[bool],
+        scale: Sequence[float],
+    ) -> tuple[Rows, list[float]]:
+        """What `add_scaled` makes of many rows, and what each was divided by.
+
+        >>> rows, divided = Rows.scaled([{0: 2.0, 1: 1.0}], [12.0], [False], [1.0, 4.0])
+        >>> divided, rows.values, rows.most
+        ([4.0], [0.5, 1.0], [3.0])
+        """
+        counts = [len(own) for own in terms]
+        columns = np.fromiter(chain.from_iterable(terms), np.int64, sum(counts))
+        found = chain.from_iterable([own.values() for own in terms])
+        values = np.fromiter(found, np.float64, len(columns)) * np.asarray(scale)[columns]
+        owner = np.repeat(np.arange(len(terms)), counts)
+        largest = np.zeros(len(terms))
+        np.maximum.at(largest, owner, np.abs(values))
+        largest[largest == 0] = 1.0
+        kept = values != 0
+        owner, columns, values = owner[kept], columns[kept], (values / largest[owner])[kept]
+        ends = np.cumsum(np.bincount(owner, minlength=len(terms)))
+        bounds = np.asarray(most) / largest
+        least = np.where(equal, bounds, -np.inf)
+        rows = Rows(
+            [0, *ends.tolist()], columns.tolist(), values.tolist(), least.tolist(), bounds.tolist()
+        )
+        return rows, largest.tolist()
+
     def entries(self, number: int) -> Iterator[tuple[int, float]]:
         """Columns of a row and what they are multiplied by."""
         begin, end = self.starts[number : number + 2]
@@ -131,16 +163,19 @@ def version() -> str:
     return str(_solver().version())
 
 
-def minimise(cost: Mapping[int, float], rows: Rows, limits: Limits) -> Optimum | None:
+def minimise(
+    cost: Mapping[int, float], rows: Rows, limits: Limits, most: float = float("inf")
+) -> Optimum | None:
     """Minimise the cost of the columns.
 
     Args:
         cost: weight of each column that has one.
         rows: what the columns must obey.
         limits: least and most of each column.
+        most: a cost that an optimum must be below to be of use; the solver stops when it is not.
 
     Returns:
-        The optimum; None where nothing is feasible.
+        The optimum; None where nothing is feasible, or nothing of use.
 
     Raises:
         KvplanError: the solver gave up.
@@ -152,6 +187,7 @@ def minimise(cost: Mapping[int, float], rows: Rows, limits: Limits) -> Optimum |
     """
     solver = _solver()
     _pass(solver, cost, rows, limits)
+    solver.setOptionValue("objective_bound", most)
     return _optimum(solver, _ways(rows))
 
 
@@ -212,6 +248,7 @@ def _optimum(solver: Highs, ways: Sequence[Way]) -> Optimum | None:
         if status in (
             highspy.HighsModelStatus.kInfeasible,
             highspy.HighsModelStatus.kUnboundedOrInfeasible,
+            highspy.HighsModelStatus.kObjectiveBound,
         ):
             return None
         if status == highspy.HighsModelStatus.kOptimal:

@@ -32,7 +32,7 @@ class LayerCosts:
         hardware: HardwareProfile,
         workload: Workload,
         schedule: Schedule,
-        repeat: int,
+        repeat: float,
     ) -> None:
         """Nothing is worked out before it is asked for."""
         self.model, self.hardware, self.workload = model, hardware, workload

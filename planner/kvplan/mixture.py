@@ -20,7 +20,7 @@ from kvplan.errors import KvplanError
 from kvplan.highs import least_whole, minimise
 from kvplan.mixture_layers import Kind, define_kind
 from kvplan.mixture_statement import Mixture, Terms, add
-from kvplan.staging import Staging, idle_link_s
+from kvplan.staging import Staging, pause_of
 from kvplan.step import StepGraph
 
 MOST_KINDS = 24
@@ -151,20 +151,25 @@ def define_boundaries(mixture: Mixture) -> None:
 
 
 def define_resources(mixture: Mixture) -> None:
-    """For each resource: the durations of its operations add up to at most T; around the head the
-    link waits, or fills the buffers of streamed weights.
+    """For each resource: the durations of its operations add up to at most T; around the head links
+    wait, or fill staging buffers and those of streamed weights.
     """
-    graph, staging = mixture.graph, mixture.staging
+    graph, staging, period = mixture.graph, mixture.staging, mixture.program.period
     for resource, total in mixture.busy.items():
         most = -head_s(graph) if resource == "gpu" else 0.0
-        mixture.row("resource", add({mixture.program.period: -1.0}, total), most)
-    if mixture.groups:
+        mixture.row("resource", add({period: -1.0}, total), most)
+    if mixture.groups or staging is None or not staging.per_token:
         return
-    if staging is not None and staging.per_token and "h2d" in mixture.busy:
-        idle_s = idle_link_s(graph, mixture.classes, staging) * graph.cycles
-        terms, most = _loads(mixture)
-        add(terms, mixture.busy["h2d"])
-        mixture.row("idle_link", add(terms, {mixture.program.period: -1.0}), most - idle_s)
+    pause = pause_of(graph, mixture.classes, staging)
+    columns = {link: mixture.column("filling", pause.behind_s or 1.0) for link in pause.s_per_byte}
+    for link, column in columns.items():
+        terms, most = _loads(mixture) if link == "h2d" else ({}, 0.0)
+        add(terms, mixture.busy[link])
+        mixture.row("filling", {column: 1.0}, pause.behind_s)
+        mixture.row("idle_link", add(terms, {period: -1.0, column: -1.0}), most - pause.behind_s)
+    if columns:
+        filled, constant = pause.filling(columns)
+        mixture.row("filling", filled, pause.most_bytes - constant)
 
 
 def _loads(mixture: Mixture) -> tuple[Terms, float]:

@@ -8,7 +8,7 @@ from itertools import islice
 from kvplan import block_program
 from kvplan.allocation import Place, in_groups, placed
 from kvplan.best import Best
-from kvplan.block_program import Goal
+from kvplan.block_program import MOST_NODES, Goal
 from kvplan.block_size import block_sizes, with_block
 from kvplan.candidates import Candidate, least_bound
 from kvplan.dive import LARGEST as LARGEST_DIVE
@@ -18,6 +18,7 @@ from kvplan.exchange import exchanged
 from kvplan.fitting import attends, block_bytes, memory_bytes
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
+from kvplan.step import StepGraph
 from kvplan.thin import optima
 
 NEAR_ENOUGH = 1e-3
@@ -29,7 +30,7 @@ LARGEST_BLOCKS = 120
 POLISHED = 4
 """Candidates whose block program is solved where a gap is left."""
 
-MOST_TRIALS = 4
+MOST_TRIALS = 2
 """Block programs solved in one search."""
 
 SEEDS = 3
@@ -37,7 +38,7 @@ SEEDS = 3
 plan is near the goal.
 """
 
-AGAIN = 3
+AGAIN = 0
 """Block programs solved with another seed in one search."""
 
 NEAR_AGAIN = 1.007
@@ -50,7 +51,7 @@ WORTH_TRYING = 1.02
 """Ratio to the best step up to which the block program looks: a limit too near hides mixes from
 its heuristics, and blocks that move afterwards gain some of it back."""
 
-AGAIN_ROUNDED = 2
+AGAIN_ROUNDED = 1
 """Plans of block programs, the best ones, that may be rounded again."""
 
 BLOCKS_PER_STAGE = 8
@@ -88,7 +89,8 @@ def tighten(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
             near=NEAR_ENOUGH,
             seed=seed,
         )
-        plan = in_blocks(scenario, candidate, size, free_place(candidate), goal)
+        free = free_place(candidate)
+        plan = in_blocks(scenario, candidate.schedule, candidate.unit, size, free, goal)
         solved += 1
         if plan is None:
             continue
@@ -157,28 +159,37 @@ def free_place(candidate: Candidate) -> Place | None:
 
 
 def in_blocks(
-    scenario: Scenario, candidate: Candidate, block: int, free: Place | None, goal: Goal
+    scenario: Scenario,
+    schedule: Schedule,
+    unit: StepGraph,
+    block: int,
+    free: Place | None,
+    goal: Goal,
+    nodes: int = MOST_NODES,
+    *,
+    optional: bool = True,
 ) -> Evaluation | None:
-    """The plan of a candidate's block program; None where it has none of use."""
-    unit, capacity = candidate.unit, dict(scenario.capacity)
+    """The plan of the block program of a unit; None where it has none of use."""
+    capacity = dict(scenario.capacity)
     margin = block_bytes(with_block(scenario, block))
     if free is not None:
         capacity = {tier: limit - margin.get(tier, 0.0) for tier, limit in capacity.items()}
     for _ in range(TRIES):
         values = block_program.solve(
-            unit, capacity, scenario.quality, block, scenario.workload.block, free, goal
-        )
+            unit, capacity, scenario.quality, block, scenario.workload.block, free, goal, nodes,
+            optional=optional,
+        )  # fmt: skip
         if values is None:
             return None
         wanted, shares = unit.by_layer(values)
         layers = range(len(scenario.model.layers))
         tokens = [scenario.cached_tokens(i) for i in layers]
         allocation = placed(tokens, wanted, block, free)
-        if candidate.schedule.axis == "layer":
-            allocation = in_groups(allocation, candidate.schedule.stages)
+        if schedule.axis == "layer":
+            allocation = in_groups(allocation, schedule.stages)
         streamed = [shares[i % len(shares)] for i in layers]
         over = overflow(memory_bytes(unit, allocation, streamed), scenario.capacity)
         if over is None:
-            return evaluate(scenario, candidate.schedule, allocation, streamed)
+            return evaluate(scenario, schedule, allocation, streamed)
         capacity[over[0]] -= over[1] + margin.get(over[0], 0.0)
     return None

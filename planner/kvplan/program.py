@@ -205,7 +205,9 @@ def define_tokens(program: Program) -> None:
 
 
 def define_even_stages(program: Program, block: int) -> None:
-    """On the token axis, for each stage: its tokens are within a block of its layer's mean."""
+    """On the token axis, for each stage: its tokens are within a block of its layer's mean; where
+    one is empty, so is the mean of nothing.
+    """
     graph = program.graph
     if graph.schedule.axis != "token" or graph.schedule.stages == 1:
         return
@@ -220,6 +222,8 @@ def define_even_stages(program: Program, block: int) -> None:
             below = {i: -a for i, a in above.items()}
             program.rows.append(Row(f"even_stages[{layer},{stage},above]", above, float(block)))
             program.rows.append(Row(f"even_stages[{layer},{stage},below]", below, float(block)))
+        if len(members) < graph.schedule.stages:
+            program.rows.append(Row(f"even_stages[{layer},empty]", mean, float(block)))
 
 
 def define_buffer(program: Program, instead: Mapping[int, int] | None = None) -> list[int]:
@@ -320,14 +324,17 @@ class Repeated:
         Raises:
             KvplanError: the solver gave up.
         """
-        most = {
+        found = self._standing.minimise(self._scaled(bounds))
+        return None if found is None else _solution(self.program, found, self._divided)
+
+    def _scaled(self, bounds: Mapping[str, float] | None) -> dict[int, float]:
+        """Bounds of rows by their number, as the solver has them."""
+        return {
             number: bound / self._divided[number]
             for start, bound in (bounds or {}).items()
             for number, row in enumerate(self.program.rows)
             if row.name.startswith(start)
         }
-        found = self._standing.minimise(most)
-        return None if found is None else _solution(self.program, found, self._divided)
 
     def hold(self, column: int, least: float, most: float) -> None:
         """Keep a column between two values from now on, SI."""
@@ -339,13 +346,16 @@ class Repeated:
         upper = self.program.upper[column]
         self.hold(column, 0.0, float("inf") if upper is None else upper)
 
-    def least(self) -> Least | None:
+    def least(self, bounds: Mapping[str, float] | None = None) -> Least | None:
         """The optimum without duals, or None where no allocation is feasible.
+
+        Args:
+            bounds: as `solve` takes them.
 
         Raises:
             KvplanError: the solver gave up.
         """
-        found = self._standing.minimise()
+        found = self._standing.minimise(self._scaled(bounds))
         if found is None:
             return None
         stated = self.program
@@ -370,11 +380,13 @@ def scaled_rows(program: Program) -> tuple[Rows, list[float]]:
     """Rows with columns in units of their scale and divided by their largest entry, and what each
     was divided by.
     """
-    rows = Rows()
-    divided = [
-        rows.add_scaled(row.terms, row.bound, program.scale, row.equal) for row in program.rows
-    ]
-    return rows, divided
+    rows = program.rows
+    return Rows.scaled(
+        [row.terms for row in rows],
+        [row.bound for row in rows],
+        [row.equal for row in rows],
+        program.scale,
+    )
 
 
 def scaled_limits(program: Program) -> list[tuple[float, float | None]]:

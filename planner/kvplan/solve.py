@@ -9,7 +9,7 @@ and the chosen plan is proven.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvplan import fluid
 from kvplan.best import Best
@@ -26,7 +26,7 @@ from kvplan.candidates import (
 )
 from kvplan.certificate import WORTH_MIXING, is_sparse, raise_bounds
 from kvplan.concentrate import concentrate
-from kvplan.errors import InputError
+from kvplan.descent import descend
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
 from kvplan.gap import gap
@@ -46,6 +46,9 @@ FAR = 5e-2
 
 WORTH_HALVING = 0.05
 """Share of what is left to a good step that smaller blocks must bring for others to be tried."""
+
+DESCENDED = 1e-3
+"""Share by which local search must shorten a step for its paths to be taken as the ones."""
 
 LIKELY = 4
 """Candidates tried again with smaller blocks."""
@@ -126,39 +129,11 @@ def explore(
     return candidates, judge(scenario, candidates)
 
 
-def leave_out(scenario: Scenario, best: Best) -> None:
-    """Look for plans with one path fewer, as long as that makes them better.
-
-    Where a path's operations wait for each other in every stage, the fluid optimum mixes it in for
-    what it takes off another resource, and the plan pays for the waits.
-    """
-    names = list(scenario.path_names)
-    while len(names) > 1:
-        found: list[tuple[Best, list[str]]] = []
-        for name in sorted(best.plan.paths.intersection(names)):
-            fewer = [other for other in names if other != name]
-            options = replace(scenario.options, paths=tuple(fewer))
-            try:
-                _, trial = explore(replace(scenario, options=options), best.step_s)
-            except InputError:  # a kind of layer that has no other path
-                continue
-            if trial is not None:
-                best.judged += trial.judged - 1
-                found.append((trial, fewer))
-        if not found:
-            break
-        trial, names = min(found, key=lambda pair: pair[0].step_s)
-        if not best.offer(trial.plan, trial.candidate, trial.block, NEAR):
-            break
-
-
 def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> None:
     """Raise bounds and look for better plans in turn, what takes least time first, until the gap
     is small. Candidates that the search has left out so far are added.
     """
     good_gap = scenario.options.good_gap
-    if best.step_s > least_bound(candidates) * (1 + FAR):
-        leave_out(scenario, best)
     likely = sorted(candidates, key=lambda c: c.trial_s)[:LIKELY]
     candidates += unbuilt(scenario, candidates)
     if best.step_s <= least_bound(candidates) * (1 + FAR):
@@ -174,7 +149,10 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
             best.offer(trial.plan, trial.candidate, finer, NEAR)
         if before_s - best.step_s < WORTH_HALVING * left_s:
             break
-    for better in (thin_out, restage, tighten, concentrate):
+    before_s = best.step_s
+    for better in (descend, thin_out, restage, tighten, concentrate):
+        if better in (thin_out, restage) and best.step_s < before_s * (1 - DESCENDED):
+            continue  # whole programs with all paths find no better ones
         better(scenario, candidates, best)
         left = best.step_s / least_bound(candidates) - 1
         if left > good_gap:

@@ -6,11 +6,14 @@ its fixed times, and a link that cannot run far ahead; a large one takes HBM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvplan.statement import Statement, Sum
 from kvplan.step import Operation, StepGraph
+
+LINKS = ("h2d", "tier")
+"""Resources that fill staging buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,48 +49,88 @@ def staging_bytes(graph: StepGraph) -> dict[int, float]:
     }
 
 
-def define_staging(statement: Statement, staging: Staging, link: Sum) -> None:
-    """Size the staging buffers within the limits; the link waits around the head."""
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What lies around the head: from the last attend of a step to the first of the next, the GPU
+    finishes the last layer, runs the head, projects the first and attends what it has resident.
+    Meanwhile links can fill the staging buffers; beyond that they wait, or load weights.
+
+    Args:
+        behind_s: seconds that it takes, whatever the tokens.
+        fixed_s: most seconds of each link that do not depend on tokens, over all buffers.
+        s_per_byte: most seconds of each link per byte of a buffer.
+        most_bytes: most bytes of all buffers.
+    """
+
+    behind_s: float = 0.0
+    fixed_s: dict[str, float] = field(default_factory=dict)
+    s_per_byte: dict[str, float] = field(default_factory=dict)
+    most_bytes: float = 0.0
+
+    def filling(self, columns: Mapping[str, int]) -> Sum:
+        """Bytes that links fill buffers with, at least, over the column of each one's seconds; no
+        more than ``most_bytes``.
+        """
+        terms = {column: 1.0 / self.s_per_byte[link] for link, column in columns.items()}
+        return terms, -sum(self.fixed_s[link] / self.s_per_byte[link] for link in columns)
+
+
+def define_staging(statement: Statement, staging: Staging, busy: Mapping[str, Sum]) -> None:
+    """Size the staging buffers within the limits; links wait around the head."""
     statement.size_buffers(("stages",), staging.most_bytes)
     for number, column in statement.largest.items():
         assert statement.graph.buffers[number].holds == "stages", "others are sized later"
         statement.rows.append(({column: -1.0}, -staging.least_bytes, "staging[least]"))
-    if not statement.graph.schedule.stream_weights:
-        statement.within_period(
-            link, "idle_link", -idle_link_s(statement.graph, statement.classes, staging)
-        )
+    if statement.graph.schedule.stream_weights:
+        return
+    graph = statement.graph
+    pause = pause_of(graph, statement.classes, staging)
+    if not pause.s_per_byte:
+        return
+    behind_s = pause.behind_s / graph.cycles
+    columns = {link: statement.column(behind_s, max(behind_s, 1e-12)) for link in pause.s_per_byte}
+    for link, column in columns.items():
+        terms, constant = busy[link]
+        statement.within_period(({**terms, column: -1.0}, constant + behind_s), "idle_link")
+    terms, constant = pause.filling(columns)
+    filled = {column: value * graph.cycles for column, value in terms.items()}
+    statement.rows.append((filled, pause.most_bytes - constant, "filling"))
 
 
-def idle_link_s(graph: StepGraph, classes: Sequence[int], staging: Staging) -> float:
-    """Seconds per cycle around the head in which the link has nothing to copy, whatever the tokens.
-
-    From the last attend of a step to the first of the next, the GPU finishes the last layer, runs
-    the head, projects the first and attends what it has resident. Meanwhile the link can fill the
-    staging buffers; beyond that it waits, or loads weights.
-    """
+def pause_of(graph: StepGraph, classes: Sequence[int], staging: Staging) -> Pause:
+    """What lies around the head of a step; nothing where micro-batches follow each other."""
     first = min(layer for layer in graph.tokens if classes[layer] == classes[0])
     last = max(layer for layer in graph.tokens if classes[layer] == classes[-1])
-    behind_s, fill_s = 0.0, 0.0
-    fixed_s: dict[int, dict[str | None, float]] = {}
+    behind_s, slope_s = 0.0, dict[str, float]()
+    fixed_s: dict[tuple[str, int], dict[str | None, float]] = {}
     for operation in graph.operations:
         if operation.micro_batch:
-            return 0.0
+            return Pause()
         place = {"finish": last, "head": last, "project": first}.get(operation.operation)
         if operation.layer == place:
             share = graph.cycles if operation.operation == "head" else 1
             behind_s += operation.curve.seconds(0.0) * share
-        if operation.resource == "h2d" and operation.stage is not None:
+        link = operation.resource
+        if link in LINKS and operation.stage is not None:
             pieces, size = operation.curve.pieces, staging.per_token[operation.variables[0]]
             most = max(p.fixed_s for p in pieces)
-            fixed_s.setdefault(operation.layer, {})[operation.path] = most
-            fill_s = max(fill_s, max(p.s_per_unit for p in pieces) / size * staging.most_bytes)
+            fixed_s.setdefault((link, operation.layer), {})[operation.path] = most
+            dearest = max(p.s_per_unit for p in pieces) / size
+            slope_s[link] = max(slope_s.get(link, 0.0), dearest)
     behind_s += resident_s(graph, staging)
+    depth = graph.schedule.queue_depth
     # A buffer holds any mix of paths, of a layer or of a group: all fixed parts, dearest slope.
-    each = [sum(paths.values()) for paths in fixed_s.values()]
-    if not each:
-        return 0.0
-    fill_s += sum(each) if graph.schedule.axis == "layer" else max(each)
-    return max(behind_s - graph.schedule.queue_depth * fill_s, 0.0) / graph.cycles
+    many = sum if graph.schedule.axis == "layer" else max
+    return Pause(
+        behind_s,
+        {
+            link: depth
+            * many([sum(paths.values()) for (of, _), paths in fixed_s.items() if of == link])
+            for link in slope_s
+        },
+        slope_s,
+        depth * staging.most_bytes,
+    )
 
 
 def resident_s(graph: StepGraph, staging: Staging) -> float:

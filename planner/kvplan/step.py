@@ -52,7 +52,7 @@ class _Builder(GraphBuilder):
     """Adds the operations of a step in order; one method per row of the design's table."""
 
     def __init__(
-        self, costs: LayerCosts, structure: Structure, layers: Sequence[int], cycles: int
+        self, costs: LayerCosts, structure: Structure, layers: Sequence[int], cycles: float
     ) -> None:
         self.costs, self.structure, self.layers = costs, structure, layers
         self.model, self.hardware, self.workload = costs.model, costs.hardware, costs.workload
@@ -545,8 +545,8 @@ def build_step(
         schedule: how the step is pipelined.
         structure: which paths each layer and stage uses.
         layers: a run of layers that stands for all of them, the model being made of equal runs:
-            then the graph is one cycle of that run and ``cycles`` says how many make a step.
-            None describes every layer.
+            then the graph is one cycle of that run and ``cycles`` says how many make a step; where
+            it is nearly so, that is no whole number. None describes every layer.
         copies: how many equal layers each of these stands for, wherever they are; the graph is then
             one cycle whose order means nothing.
 
@@ -554,7 +554,8 @@ def build_step(
         The graph.
     """
     chosen = list(range(len(model.layers))) if layers is None else list(layers)
-    repeat = 1 if copies else len(model.layers) // len(chosen)
+    whole, rest = divmod(len(model.layers), len(chosen))
+    repeat = 1 if copies else len(model.layers) / len(chosen) if rest else whole
     row_unit = repeat > 1 and workload.schedule == "row"
     batches = [0] if row_unit else list(range(workload.micro_batches))
     cycles = repeat * (workload.micro_batches if row_unit else 1)

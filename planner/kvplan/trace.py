@@ -41,7 +41,7 @@ def trace(
     """
     period_s = simulation.step_s / graph.cycles
     spans = []
-    for cycle in range(steps * graph.cycles):
+    for cycle in range(round(steps * graph.cycles)):
         for index, operation in enumerate(graph.operations):
             start_s = cycle * period_s + simulation.start_s[index]
             begin_ns = round(start_s * 1e9)
