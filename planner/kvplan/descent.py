@@ -9,7 +9,7 @@ layers repeat, one place at a time where they do not.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from kvplan import block_program, program
 from kvplan.best import Best
@@ -62,6 +62,9 @@ MOST_PLACES = 36
 LARGEST_WHOLE = 2000
 """Operations of a whole step whose program is solved once to get whole blocks, at most."""
 
+STREAMED = 4
+"""The same where weights may be streamed: there it takes several stages more to fill the link."""
+
 LONGEST = 8
 """Layers of a sample, at most, where it is not all of them."""
 
@@ -99,13 +102,16 @@ WORTH_TRYING = 1.004
 """Ratio to the best step up to which plans in blocks are of use."""
 
 
-def descend(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> None:
+def descend(
+    scenario: Scenario, candidates: Sequence[Candidate], best: Best, effort: int = 1
+) -> None:
     """Look for a plan with other paths in its stages.
 
     Args:
         scenario: the question.
         candidates: every schedule, with its bound.
         best: the best plan so far.
+        effort: how much may be done; another one takes other ways.
     """
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
@@ -113,7 +119,8 @@ def descend(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
     by_schedule = {
         c.schedule: c for c in candidates if c.schedule.axis == "token" and c.bound_s < best.step_s
     }
-    search, rounding = Descent(scenario, by_schedule), Rounding(scenario, best, good_s)
+    search = Descent(scenario, by_schedule, effort)
+    rounding = Rounding(scenario, best, good_s, effort)
     least_s = best.step_s
     for start in starts(scenario, by_schedule, best):
         end = search.descend(start)
@@ -157,22 +164,27 @@ def starts(
 class Descent:
     """A local search, which remembers every layout it has seen."""
 
-    def __init__(self, scenario: Scenario, schedules: Container[Schedule]) -> None:
+    def __init__(
+        self, scenario: Scenario, schedules: Collection[Schedule], effort: int = 1
+    ) -> None:
         """Nothing is known yet.
 
         Args:
             scenario: the question.
             schedules: schedules that layouts may have.
+            effort: how much may be solved; another one takes other ways.
         """
         self.scenario, self.schedules = scenario, schedules
         self.sample = sample_of(scenario)
         self.leaders = leaders_of(scenario, self.sample)
-        self.left = MOST_STATED * min(len(self.sample), MOST_LAYERS)
+        streams = any(schedule.stream_weights for schedule in schedules)
+        each = STREAMED if streams else min(len(self.sample), MOST_LAYERS)
+        self.left = MOST_STATED * each * effort
         self.spared = 0
         self.known: dict[Layout, float] = {}
         self.at_least: dict[Layout, float] = {}
         self.ends: dict[Layout, float] = {}
-        self.random = random.Random(0)
+        self.random = random.Random(effort - 1)
 
     def descend(self, layout: Layout) -> Layout:
         """Go to better neighbours until there is none, or enough was solved; other stages and
@@ -243,7 +255,7 @@ class Descent:
         for layout, step_s in sorted(self.ends.items(), key=lambda end: end[1]):
             if step_s < most_s:
                 found.setdefault(f"{step_s:.6e}", layout)
-        least = list(found.values())[:MOST_ROUNDED]
+        least = list(found.values())
         return [o for o in least if self.ends[o] <= self.ends[least[0]] * NEAR]
 
 
@@ -299,21 +311,22 @@ def least_step_s(scenario: Scenario, graph: StepGraph, most_s: float = float("in
 class Rounding:
     """Plans of layouts in whole blocks."""
 
-    def __init__(self, scenario: Scenario, best: Best, good_s: float) -> None:
+    def __init__(self, scenario: Scenario, best: Best, good_s: float, effort: int = 1) -> None:
         """Nothing is rounded yet.
 
         Args:
             scenario: the question.
             best: the best plan so far.
             good_s: a step that would do.
+            effort: how much may be rounded.
         """
         self.scenario, self.best, self.good_s = scenario, best, good_s
         self.block = block_sizes(scenario)[-1]
-        self.done: set[Layout] = set()
+        self.left, self.done = MOST_ROUNDED * effort, set[Layout]()
 
     def offer(self, layout: Layout, candidate: Candidate) -> None:
         """Offer plans of a layout, unless it was offered before or enough others were."""
-        if layout in self.done or len(self.done) >= MOST_ROUNDED:
+        if layout in self.done or len(self.done) >= self.left:
             return
         self.done.add(layout)
         scenario, count = self.scenario, len(self.scenario.classes)
@@ -350,19 +363,25 @@ class Rounding:
         self, layout: Layout, candidate: Candidate, run: Sequence[int], dive: Dive
     ) -> None:
         """Most layers have the blocks of a run of layers without the head; those beside the head
-        make up for it.
+        make up for it, or where they cannot in whole blocks, have the same.
         """
         goal = Goal(0.0, self.best.step_s, NEAR_ENOUGH)
         tokens = blocks_of(self.scenario, layout, run, self.block, goal)
         if tokens is None:
             return
-        known, inner = {}, range(ENDS, len(self.scenario.classes) - ENDS)
-        for index, v in enumerate(dive.graph.variables):
-            place = (v.layer % len(run), v.stage, v.path)
-            if v.layer in inner and place in tokens:
-                known[index] = tokens[place]
         most_s = self.best.step_s * WORTH_TRYING
-        self.exchange(dive.plan(layout.schedule, most_s, known=known), candidate)
+        for ends in (ENDS, 0):
+            inner = range(ends, len(self.scenario.classes) - ends)
+            places = [(v.layer % len(run), v.stage, v.path) for v in dive.graph.variables]
+            known = {
+                index: tokens[place]
+                for index, place in enumerate(places)
+                if dive.graph.variables[index].layer in inner and place in tokens
+            }
+            plan = dive.plan(layout.schedule, most_s, known=known)
+            if plan is not None:
+                self.exchange(plan, candidate)
+                return
 
     def repeated(self, layout: Layout, candidate: Candidate, run: Sequence[int]) -> None:
         """All layers have the blocks of a run of layers, the head being a part of each."""

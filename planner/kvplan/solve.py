@@ -9,7 +9,7 @@ and the chosen plan is proven.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan import fluid
 from kvplan.best import Best
@@ -27,6 +27,7 @@ from kvplan.candidates import (
 from kvplan.certificate import WORTH_MIXING, is_sparse, raise_bounds
 from kvplan.concentrate import concentrate
 from kvplan.descent import descend
+from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted, simplest
 from kvplan.gap import gap
@@ -49,6 +50,15 @@ WORTH_HALVING = 0.05
 
 DESCENDED = 1e-3
 """Share by which local search must shorten a step for its paths to be taken as the ones."""
+
+DESCENDED_TO = 2e-2
+"""Gap that it must have left at most."""
+
+ALMOST = 1.4
+"""Ratio to the gap asked for up to which local search goes on."""
+
+AGAIN = 4
+"""How much more it may do then."""
 
 LIKELY = 4
 """Candidates tried again with smaller blocks."""
@@ -129,6 +139,32 @@ def explore(
     return candidates, judge(scenario, candidates)
 
 
+def leave_out(scenario: Scenario, best: Best) -> None:
+    """Look for plans with one path fewer, as long as that makes them better.
+
+    Where a path's operations wait for each other in every stage, the fluid optimum mixes it in for
+    what it takes off another resource, and the plan pays for the waits.
+    """
+    names = list(scenario.path_names)
+    while len(names) > 1:
+        found: list[tuple[Best, list[str]]] = []
+        for name in sorted(best.plan.paths.intersection(names)):
+            fewer = [other for other in names if other != name]
+            options = replace(scenario.options, paths=tuple(fewer))
+            try:
+                _, trial = explore(replace(scenario, options=options), best.step_s)
+            except InputError:  # a kind of layer that has no other path
+                continue
+            if trial is not None:
+                best.judged += trial.judged - 1
+                found.append((trial, fewer))
+        if not found:
+            break
+        trial, names = min(found, key=lambda pair: pair[0].step_s)
+        if not best.offer(trial.plan, trial.candidate, trial.block, NEAR):
+            break
+
+
 def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> None:
     """Raise bounds and look for better plans in turn, what takes least time first, until the gap
     is small. Candidates that the search has left out so far are added.
@@ -151,13 +187,18 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
             break
     before_s = best.step_s
     for better in (descend, thin_out, restage, tighten, concentrate):
-        if better in (thin_out, restage) and best.step_s < before_s * (1 - DESCENDED):
-            continue  # whole programs with all paths find no better ones
+        near = best.step_s <= least_bound(candidates) * (1 + DESCENDED_TO)
+        if better in (thin_out, restage) and near and best.step_s < before_s * (1 - DESCENDED):
+            continue  # whole programs with all paths seldom find better ones
         better(scenario, candidates, best)
+        if better is descend and best.step_s > least_bound(candidates) * (1 + FAR):
+            leave_out(scenario, best)
         left = best.step_s / least_bound(candidates) - 1
         if left > good_gap:
             mixing = better is concentrate and (left <= WORTH_MIXING or is_sparse(scenario))
             raise_bounds(scenario, candidates, best.step_s, mixing=mixing)
+    if best.step_s <= least_bound(candidates) * (1 + good_gap * ALMOST):
+        descend(scenario, candidates, best, effort=AGAIN)
 
 
 def without_offload(scenario: Scenario, resident: Evaluation) -> Search:
