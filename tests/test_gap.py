@@ -23,7 +23,7 @@ PAIRS = {
     ("llama-7b", "a100-80gb-pcie", 32): 0.012,
     ("opt-1.3b", "rtx-4090", 32): 0.01,
     ("var-d36", "rtx-6000-ada", 32): 0.012,
-    ("qwen2.5-72b-instruct", "mi300x", 32): 0.01,
+    ("qwen2.5-72b-instruct", "mi300x", 32): 0.011,
     # Attention in a tier beside the GPU; then with streamed weights and nothing staged.
     ("gemma-7b", "what-if-near-memory", 32): 0.01,
     ("qwen2.5-32b-instruct", "what-if-near-memory", 32): 0.01,
@@ -32,6 +32,13 @@ PAIRS = {
     # Much to fetch beside resident weights.
     ("llama-7b", "a100", 32): 0.01,
     ("mistral-7b", "l4", 32): 0.01,
+    # Two paths in a stage, each of which a block more would delay; a mean layer does not tell.
+    ("pythia-6.9b", "h100-sxm-80gb", 32): 0.01,
+    ("mistral-7b", "rtx-5090", 32): 0.01,
+    ("rednote-hilab/dots.llm1.inst", "gh200-144gb", 32): 0.01,
+    ("allenai/OLMo-2-1124-7B", "what-if-near-memory", 32): 0.01,
+    # Streamed weights leave gaps of the link where a layer's last stages copy nothing.
+    ("google-t5/t5-11b", "v100-pcie-16gb", 32): 0.02,
     # Layers of several kinds: their stages and weights differ in size.
     ("gemma-3-27b-it", "rtx-a6000", 32): 0.01,
     ("ai21labs/Jamba-v0.1", "rtx-a6000", 32): 0.01,
@@ -48,7 +55,7 @@ def test_the_proven_gap_is_small(model: str, card: str, batch: int) -> None:
     scenario = Scenario(
         model=load_model(model),
         hardware=load_hardware(card),
-        workload=Workload(batch=batch, context=4096),
+        workload=Workload(batch=batch, context=4096, source_tokens=0),
     )
     found = search(scenario)
     assert found.best.overflow(scenario.capacity) is None

@@ -104,7 +104,7 @@ def test_a_plan_for_the_same_machine_is_no_slower_than_the_policy() -> None:
     assert policy["note"].startswith("--percent 20 80 0 100 0 100, 3 x 48 sequences")
     assert document["prediction"]["step_s"] <= policy["step_s"] * 1.001
     held, budget = (document["prediction"][f"{n}_bytes"]["hbm"] for n in ("memory", "capacity"))
-    assert held <= budget
+    assert held <= budget + 0.5  # a share of streamed weights fills it to the byte
 
 
 def test_a_model_that_no_tier_holds_says_so() -> None:

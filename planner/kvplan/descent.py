@@ -102,16 +102,13 @@ WORTH_TRYING = 1.004
 """Ratio to the best step up to which plans in blocks are of use."""
 
 
-def descend(
-    scenario: Scenario, candidates: Sequence[Candidate], best: Best, effort: int = 1
-) -> None:
+def descend(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> None:
     """Look for a plan with other paths in its stages.
 
     Args:
         scenario: the question.
         candidates: every schedule, with its bound.
         best: the best plan so far.
-        effort: how much may be done; another one takes other ways.
     """
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
@@ -119,8 +116,7 @@ def descend(
     by_schedule = {
         c.schedule: c for c in candidates if c.schedule.axis == "token" and c.bound_s < best.step_s
     }
-    search = Descent(scenario, by_schedule, effort)
-    rounding = Rounding(scenario, best, good_s, effort)
+    search, rounding = Descent(scenario, by_schedule), Rounding(scenario, best, good_s)
     least_s = best.step_s
     for start in starts(scenario, by_schedule, best):
         end = search.descend(start)
@@ -164,27 +160,24 @@ def starts(
 class Descent:
     """A local search, which remembers every layout it has seen."""
 
-    def __init__(
-        self, scenario: Scenario, schedules: Collection[Schedule], effort: int = 1
-    ) -> None:
+    def __init__(self, scenario: Scenario, schedules: Collection[Schedule]) -> None:
         """Nothing is known yet.
 
         Args:
             scenario: the question.
             schedules: schedules that layouts may have.
-            effort: how much may be solved; another one takes other ways.
         """
         self.scenario, self.schedules = scenario, schedules
         self.sample = sample_of(scenario)
         self.leaders = leaders_of(scenario, self.sample)
         streams = any(schedule.stream_weights for schedule in schedules)
         each = STREAMED if streams else min(len(self.sample), MOST_LAYERS)
-        self.left = MOST_STATED * each * effort
+        self.left = MOST_STATED * each
         self.spared = 0
         self.known: dict[Layout, float] = {}
         self.at_least: dict[Layout, float] = {}
         self.ends: dict[Layout, float] = {}
-        self.random = random.Random(effort - 1)
+        self.random = random.Random(0)
 
     def descend(self, layout: Layout) -> Layout:
         """Go to better neighbours until there is none, or enough was solved; other stages and
@@ -311,22 +304,21 @@ def least_step_s(scenario: Scenario, graph: StepGraph, most_s: float = float("in
 class Rounding:
     """Plans of layouts in whole blocks."""
 
-    def __init__(self, scenario: Scenario, best: Best, good_s: float, effort: int = 1) -> None:
+    def __init__(self, scenario: Scenario, best: Best, good_s: float) -> None:
         """Nothing is rounded yet.
 
         Args:
             scenario: the question.
             best: the best plan so far.
             good_s: a step that would do.
-            effort: how much may be rounded.
         """
         self.scenario, self.best, self.good_s = scenario, best, good_s
         self.block = block_sizes(scenario)[-1]
-        self.left, self.done = MOST_ROUNDED * effort, set[Layout]()
+        self.done: set[Layout] = set()
 
     def offer(self, layout: Layout, candidate: Candidate) -> None:
         """Offer plans of a layout, unless it was offered before or enough others were."""
-        if layout in self.done or len(self.done) >= self.left:
+        if layout in self.done or len(self.done) >= MOST_ROUNDED:
             return
         self.done.add(layout)
         scenario, count = self.scenario, len(self.scenario.classes)
