@@ -12,7 +12,7 @@ from test_thin import check_rounded
 
 from kvplan.best import Best
 from kvplan.candidates import bounded, bounded_candidates, build_unit, flow_graph, unit_graph
-from kvplan.descent import Descent, Rounding, descend, leaders_of, period_of, sample_of
+from kvplan.descent import Descent, descend, leaders_of, sample_of
 from kvplan.dive import Dive
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted
@@ -27,6 +27,7 @@ from kvplan.layout import (
     with_every_path,
     with_one_path,
 )
+from kvplan.layout_blocks import Rounding, period_of
 from kvplan.program import solve, state
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule

@@ -65,6 +65,7 @@ LEVELS = [
         "concentrate",
         "layout",
         "descent",
+        "layout_blocks",
         "restage",
         "polish",
         "resident",
