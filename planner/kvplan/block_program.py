@@ -30,13 +30,11 @@ class Goal:
         least_s: no step is shorter than this; one within ``near`` of it is good enough.
         most_s: only steps shorter than this are of use.
         near: share.
-        seed: of the solver's heuristics.
     """
 
     least_s: float
     most_s: float
     near: float
-    seed: int = 0
 
 
 def solve(
@@ -74,7 +72,7 @@ def solve(
     limits = program.scaled_limits(statement)
     period_s = scale[period] * graph.cycles
     limits[period] = (goal.least_s / period_s, goal.most_s / period_s)
-    found = minimise_whole({period: 1.0}, rows, limits, whole, nodes, goal.near, goal.seed)
+    found = minimise_whole({period: 1.0}, rows, limits, whole, nodes, goal.near)
     if found is None:
         return None
     return [

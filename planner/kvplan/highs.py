@@ -265,7 +265,6 @@ def minimise_whole(
     whole: Sequence[bool],
     nodes: int,
     gap: float,
-    seed: int = 0,
 ) -> list[float] | None:
     """The same with columns that must be whole numbers, until a number of nodes is searched.
 
@@ -276,7 +275,6 @@ def minimise_whole(
         whole: which columns must be whole.
         nodes: nodes of the branch and bound, at most.
         gap: relative distance from the optimum that is good enough.
-        seed: another one makes the heuristics find something else, equal ones the same.
 
     Returns:
         Values of the columns, the best found; None where none was.
@@ -286,7 +284,6 @@ def minimise_whole(
         solver.setOptionValue(option, False)
     solver.setOptionValue("mip_max_nodes", nodes)
     solver.setOptionValue("mip_rel_gap", gap)
-    solver.setOptionValue("random_seed", seed)
     with _silent():
         _pass(solver, cost, rows, limits, whole)
         solver.run()

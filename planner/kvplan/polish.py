@@ -33,26 +33,9 @@ POLISHED = 4
 MOST_TRIALS = 2
 """Block programs solved in one search."""
 
-SEEDS = 3
-"""Seeds of the solver's heuristics that those in the smallest blocks are solved with, while the
-plan is near the goal.
-"""
-
-AGAIN = 0
-"""Block programs solved with another seed in one search."""
-
-NEAR_AGAIN = 1.007
-"""Ratio to the best step of what a seed brought up to which another one is tried."""
-
-WORTH_AGAIN = 1.005
-"""Ratio of the best step to a good one up to which another seed is tried."""
-
 WORTH_TRYING = 1.02
 """Ratio to the best step up to which the block program looks: a limit too near hides mixes from
 its heuristics, and blocks that move afterwards gain some of it back."""
-
-AGAIN_ROUNDED = 1
-"""Plans of block programs, the best ones, that may be rounded again."""
 
 BLOCKS_PER_STAGE = 8
 """Blocks in a mean stage from which the block program does without smaller ones."""
@@ -73,40 +56,22 @@ def tighten(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
         return
-    few = list(islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS))
-    last_s: dict[Schedule, float] = {}
     plans: list[tuple[Evaluation, Candidate, int]] = []
-    solved = 0
-    for (candidate, size), seed in ((trial, seed) for seed in range(SEEDS) for trial in few):
-        if solved >= MOST_TRIALS + AGAIN or (seed and best.step_s > good_s * WORTH_AGAIN):
-            break
-        far = last_s.get(candidate.schedule, best.step_s) > best.step_s * NEAR_AGAIN
-        if seed and (far or size > min(own for _, own in few)):
-            continue
-        goal = Goal(
-            least_s=good_s / (1 + scenario.options.good_gap),
-            most_s=best.step_s * WORTH_TRYING,
-            near=NEAR_ENOUGH,
-            seed=seed,
-        )
+    for candidate, size in islice(trials(scenario, promising(scenario, candidates)), MOST_TRIALS):
+        least_s = good_s / (1 + scenario.options.good_gap)
+        goal = Goal(least_s, best.step_s * WORTH_TRYING, NEAR_ENOUGH)
         free = free_place(candidate)
         plan = in_blocks(scenario, candidate.schedule, candidate.unit, size, free, goal)
-        solved += 1
         if plan is None:
             continue
-        last_s[candidate.schedule] = plan.step_s
         best.offer(plan, candidate, size)
         if best.step_s <= good_s:
             return
         plans.append((plan, candidate, size))
-    plans.sort(key=lambda found: found[0].step_s)
-    dives = [
-        (Dive(scenario, plan.graph, size), candidate)
-        for plan, candidate, size in plans[:AGAIN_ROUNDED]
-        if len(plan.graph.operations) <= LARGEST_DIVE
-    ]
-    if dives:
-        offer_rounded(best, good_s, *min(dives, key=lambda trial: trial[0].step_s))
+    if plans:
+        plan, candidate, size = min(plans, key=lambda found: found[0].step_s)
+        if len(plan.graph.operations) <= LARGEST_DIVE:
+            offer_rounded(best, good_s, Dive(scenario, plan.graph, size), candidate)
     best.plan = exchanged(scenario, best.plan, good_s, best.block)
 
 
