@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -132,6 +133,17 @@ def test_no_neighbour_of_where_it_ends_is_better() -> None:
     near = [other for other in around if other.schedule in schedules]
     assert len(near) > 20
     assert all(search.step_s(other) >= search.step_s(end) * (1 - 1e-5) for other in near)
+
+
+@pytest.mark.parametrize("schedule", [replace(SHORT, stages=1, queue_depth=1),
+                                      replace(SHORT, stages=4096, queue_depth=64)])  # fmt: skip
+def test_no_neighbour_is_beyond_what_schedules_may_have(schedule: Schedule) -> None:
+    layout = Layout(schedule, (Layer((frozenset(("fetch",)),) * schedule.stages),))
+    sizes = {(other.schedule.stages, other.schedule.queue_depth)
+             for other in itertools.islice(other_in_stages(layout, [0]), 40)}  # fmt: skip
+    assert {stages for stages, _ in sizes} <= {1, 2, 3, 4095, 4096}
+    assert {depth for _, depth in sizes} <= {1, 2, 63, 64}
+    assert len(sizes) > 1
 
 
 def test_it_stops_when_enough_is_solved() -> None:

@@ -59,13 +59,16 @@ NEAR = 1.004
 """Ratio to the least optimum up to which a layout gets whole blocks."""
 
 
-def descend(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> None:
+def descend(
+    scenario: Scenario, candidates: Sequence[Candidate], best: Best, *, effort: int = 1
+) -> None:
     """Look for a plan with other paths in its stages.
 
     Args:
         scenario: the question.
         candidates: every schedule, with its bound.
         best: the best plan so far.
+        effort: how much may be done; another one takes other ways.
     """
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
@@ -73,7 +76,8 @@ def descend(scenario: Scenario, candidates: Sequence[Candidate], best: Best) -> 
     by_schedule = {
         c.schedule: c for c in candidates if c.schedule.axis == "token" and c.bound_s < best.step_s
     }
-    search, rounding = Descent(scenario, by_schedule), Rounding(scenario, best, good_s)
+    search = Descent(scenario, by_schedule, effort)
+    rounding = Rounding(scenario, best, good_s, effort)
     least_s = best.step_s
     for start in starts(scenario, by_schedule, best):
         end = search.descend(start)
@@ -117,24 +121,27 @@ def starts(
 class Descent:
     """A local search, which remembers every layout it has seen."""
 
-    def __init__(self, scenario: Scenario, schedules: Collection[Schedule]) -> None:
+    def __init__(
+        self, scenario: Scenario, schedules: Collection[Schedule], effort: int = 1
+    ) -> None:
         """Nothing is known yet.
 
         Args:
             scenario: the question.
             schedules: schedules that layouts may have.
+            effort: how much may be solved; another one takes other ways.
         """
         self.scenario, self.schedules = scenario, schedules
         self.sample = sample_of(scenario)
         self.leaders = leaders_of(scenario, self.sample)
         streams = any(schedule.stream_weights for schedule in schedules)
         each = STREAMED if streams else min(len(self.sample), MOST_LAYERS)
-        self.left = MOST_STATED * each
+        self.left = MOST_STATED * each * effort
         self.spared = 0
         self.known: dict[Layout, float] = {}
         self.at_least: dict[Layout, float] = {}
         self.ends: dict[Layout, float] = {}
-        self.random = random.Random(0)
+        self.random = random.Random(effort - 1)
 
     def descend(self, layout: Layout) -> Layout:
         """Go to better neighbours until there is none, or enough was solved; other stages and

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.graph import Structure
 from kvplan.paths import REGISTRY, Path
@@ -165,7 +166,9 @@ def other_in_stages(layout: Layout, leaders: Sequence[int]) -> Iterator[Layout]:
     """
     schedule, count = layout.schedule, layout.schedule.stages
     for by in (-1, 1):
-        yield replace(layout, schedule=replace(schedule, queue_depth=schedule.queue_depth + by))
+        other = changed(schedule, count, schedule.queue_depth + by)
+        if other is not None:
+            yield replace(layout, schedule=other)
     yield from resized(layout, (count - 1, count + 1))
     for each in sorted(set(leaders)):
         own = layout.layers[each].stages
@@ -182,9 +185,21 @@ def resized(layout: Layout, counts: Iterable[int]) -> Iterator[Layout]:
     """The same with so many stages, the empty ones last; none where those that are not are more."""
     held = [tuple(filter(None, layer.stages)) for layer in layout.layers]
     for count in counts:
-        if max(map(len, held)) <= count:
+        schedule = changed(layout.schedule, count, layout.schedule.queue_depth)
+        if schedule is not None and max(map(len, held)) <= count:
             layers = tuple(
                 replace(layer, stages=own + (frozenset(),) * (count - len(own)))
                 for layer, own in zip(layout.layers, held, strict=True)
             )
-            yield Layout(replace(layout.schedule, stages=count), layers)
+            yield Layout(schedule, layers)
+
+
+def changed(schedule: Schedule, stages: int, queue_depth: int) -> Schedule | None:
+    """A schedule with so many stages and buffers; None where there is no such one.
+
+    >>> changed(Schedule(queue_depth=1), 4, 0)
+    """
+    try:
+        return replace(schedule, stages=stages, queue_depth=queue_depth)
+    except InputError:
+        return None

@@ -63,21 +63,22 @@ LARGEST_WHOLE = 2000
 class Rounding:
     """Plans of layouts in whole blocks."""
 
-    def __init__(self, scenario: Scenario, best: Best, good_s: float) -> None:
+    def __init__(self, scenario: Scenario, best: Best, good_s: float, effort: int = 1) -> None:
         """Nothing is rounded yet.
 
         Args:
             scenario: the question.
             best: the best plan so far.
             good_s: a step that would do.
+            effort: how much may be done.
         """
         self.scenario, self.best, self.good_s = scenario, best, good_s
         self.block = block_sizes(scenario)[-1]
-        self.done: set[Layout] = set()
+        self.effort, self.done = effort, set[Layout]()
 
     def offer(self, layout: Layout, candidate: Candidate) -> None:
         """Offer plans of a layout, unless it was offered before or enough others were."""
-        if layout in self.done or len(self.done) >= MOST_ROUNDED:
+        if layout in self.done or len(self.done) >= MOST_ROUNDED * self.effort:
             return
         self.done.add(layout)
         scenario, count = self.scenario, len(self.scenario.classes)
@@ -117,7 +118,7 @@ class Rounding:
         make up for it, or where they cannot in whole blocks, have the same.
         """
         goal = Goal(0.0, self.best.step_s, NEAR_ENOUGH)
-        tokens = blocks_of(self.scenario, layout, run, self.block, goal)
+        tokens = blocks_of(self.scenario, layout, run, self.block, goal, self.effort)
         if tokens is None:
             return
         most_s = self.best.step_s * WORTH_TRYING
@@ -140,15 +141,17 @@ class Rounding:
             self.scenario, layout.schedule, structure(self.scenario, layout, run), run
         )
         goal = Goal(self.good_s * (1 - NEAR_ENOUGH), self.best.step_s, NEAR_ENOUGH)
+        nodes = self.effort * most_nodes(unit)
         plan = in_blocks(
-            self.scenario, layout.schedule, unit, self.block, None, goal, most_nodes(unit),
-            optional=False,
-        )  # fmt: skip
+            self.scenario, layout.schedule, unit, self.block, None, goal, nodes, optional=False
+        )
         self.exchange(plan, candidate)
 
     def exchange(self, plan: Evaluation | None, candidate: Candidate) -> None:
         """Offer a plan, its blocks exchanged where that may make it good enough."""
-        if plan is not None and self.good_s < plan.step_s <= self.good_s * (1 + EXCHANGE_REACH):
+        if plan is not None and self.good_s < plan.step_s <= self.good_s * (
+            1 + self.effort * EXCHANGE_REACH
+        ):
             plan = exchanged(self.scenario, plan, self.good_s, self.block)
         self.best.offer(plan, candidate, self.block)
 
@@ -171,7 +174,7 @@ def most_nodes(unit: StepGraph) -> int:
 
 
 def blocks_of(
-    scenario: Scenario, layout: Layout, layers: Sequence[int], block: int, goal: Goal
+    scenario: Scenario, layout: Layout, layers: Sequence[int], block: int, goal: Goal, effort: int
 ) -> dict[tuple[int, int | None, str], float] | None:
     """Tokens of each place of a run of layers, whole blocks, where nothing but these layers is in a
     step; without those that are resident. None where nothing of use was found.
@@ -183,7 +186,7 @@ def blocks_of(
     load = scenario.workload
     values = block_program.solve(
         unit, scenario.capacity, scenario.quality, block, load.block, None, goal,
-        most_nodes(unit), optional=False,
+        effort * most_nodes(unit), optional=False,
     )  # fmt: skip
     if values is None:
         return None

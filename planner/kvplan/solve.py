@@ -54,6 +54,12 @@ DESCENDED = 1e-3
 DESCENDED_TO = 2e-2
 """Gap that it must have left at most."""
 
+ALMOST = 1.3
+"""Ratio to the gap asked for up to which local search goes on."""
+
+AGAIN = 3
+"""How much more it may do then."""
+
 LIKELY = 4
 """Candidates tried again with smaller blocks."""
 
@@ -191,6 +197,8 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
         if left > good_gap:
             mixing = better is concentrate and (left <= WORTH_MIXING or is_sparse(scenario))
             raise_bounds(scenario, candidates, best.step_s, mixing=mixing)
+    if best.step_s <= least_bound(candidates) * (1 + good_gap * ALMOST):
+        descend(scenario, candidates, best, effort=AGAIN)
 
 
 def without_offload(scenario: Scenario, resident: Evaluation) -> Search:

@@ -47,10 +47,10 @@ LARGEST = 1000
 LARGEST_PLAN = 700
 """Operations of a plan's graph up to which its program is solved here."""
 
-PLAYED = 10
+PLAYED = 4
 """Candidates whose whole program is solved to find those worth rounding."""
 
-THINNED = 4
+THINNED = 2
 """Candidates whose whole program is solved and rounded where a gap is left."""
 
 WORTH_THINNING = 1.003
