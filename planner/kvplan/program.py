@@ -206,7 +206,7 @@ def define_tokens(program: Program) -> None:
 
 def define_even_stages(program: Program, block: int) -> None:
     """On the token axis, for each stage: its tokens are within a block of its layer's mean; where
-    one is empty, so is the mean of nothing.
+    the graph leaves a stage out, it has none, so that mean is a block at most.
     """
     graph = program.graph
     if graph.schedule.axis != "token" or graph.schedule.stages == 1:

@@ -43,7 +43,9 @@ PATIENCE = 3
 """Judged candidates without a gain that end a round."""
 
 FAR = 5e-2
-"""Gap from which better plans are looked for before bounds are raised."""
+"""Gap from which better plans are looked for before bounds are raised, and with a path fewer where
+local search leaves it.
+"""
 
 WORTH_HALVING = 0.05
 """Share of what is left to a good step that smaller blocks must bring for others to be tried."""
