@@ -186,14 +186,19 @@ def pin(stated: Mixture, scenario: Scenario, plan: Evaluation) -> None:
         stated.row("pinned", {c: -v for c, v in terms.items()}, slack - sum_)
 
 
-def largest_stage(plan: Evaluation) -> float:
-    """Bytes of the plan's largest stage."""
+def largest_stage(plan: Evaluation, holds: str = "stages") -> float:
+    """Bytes of the plan's largest stage, or of the largest part of a layer's streamed weights."""
     sizes = [
         sum(size * plan.values[v] for v, size in tenant.items())
-        for buffer in plan.graph.buffers if buffer.holds == "stages"
+        for buffer in plan.graph.buffers if buffer.holds == holds
         for tenant in buffer.tenants
     ]  # fmt: skip
     return max(sizes, default=0.0)
+
+
+def around(size: float) -> tuple[float, float]:
+    """Limits that a size is within, but for rounding."""
+    return size * (1 - EXACT), size * (1 + EXACT) + 1e-6
 
 
 @examples(60)
@@ -204,7 +209,7 @@ def test_mixtures_of_shapes_bound_every_plan(judged: tuple[Scenario, Evaluation]
     for graph in graphs_of(scenario, plan):
         assume(mixture.applies(graph, scenario.classes))
         per_token = staging_bytes(graph)
-        within = Staging(largest * (1 - EXACT), largest * (1 + EXACT) + 1e-6, per_token)
+        within = Staging(*around(largest), per_token, *around(largest_stage(plan, "weights")))
         for staging, fine in ((None, False), (None, True), (within, False), (within, True)):
             stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, staging, fine=fine)
             pin(stated, scenario, plan)
@@ -258,18 +263,19 @@ def test_mixtures_of_shapes_bound_plans_whose_layers_share_buffers(
 
 
 @examples(160)
-@given(plans() | tiered_plans())
+@given(plans() | plans(streamed=True) | tiered_plans())
 def test_the_size_of_the_largest_stage_bounds_every_plan(
     judged: tuple[Scenario, Evaluation],
 ) -> None:
     scenario, plan = judged
     schedule = replace(plan.schedule, boundary="overlap")
     plan = evaluate(scenario, schedule, plan.allocation, plan.streamed)
-    largest = largest_stage(plan)
+    largest, weights = largest_stage(plan), largest_stage(plan, "weights")
     for graph in graphs_of(scenario, plan):
         assume(staging_bytes(graph))
         for staging in (
-            Staging(largest * (1 - EXACT), largest * (1 + EXACT) + 1e-6, staging_bytes(graph)),
+            Staging(*around(largest), staging_bytes(graph), *around(weights)),
+            Staging(*around(largest), staging_bytes(graph)),
             Staging(0.0, 2 * largest + 1.0, staging_bytes(graph)),
         ):
             statement = fluid.state(graph, scenario.classes, LARGE, staging=staging)
@@ -278,8 +284,8 @@ def test_the_size_of_the_largest_stage_bounds_every_plan(
             assert found.step_s <= plan.step_s * (1 + 1e-6)
 
 
-@examples(40)
-@given(plans())
+@examples(60)
+@given(plans() | plans(streamed=True))
 def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluation]) -> None:
     scenario, plan = judged
     schedule = replace(plan.schedule, boundary="overlap")

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from strategies import evaluations, examples, ideal, layer, model
 from test_thin import check_rounded
 
+from kvplan.apart import tell_apart
 from kvplan.best import Best
 from kvplan.candidates import bounded, bounded_candidates, build_unit, flow_graph, unit_graph
-from kvplan.descent import Descent, descend, leaders_of, sample_of
+from kvplan.descent import Descent, descend
 from kvplan.dive import Dive
 from kvplan.evaluate import Evaluation
 from kvplan.fitting import fitted
@@ -22,6 +23,7 @@ from kvplan.layout import (
     Layout,
     allowed,
     layout_of,
+    other_in_kinds,
     other_in_paths,
     other_in_stages,
     structure,
@@ -30,6 +32,8 @@ from kvplan.layout import (
 )
 from kvplan.layout_blocks import Rounding, period_of
 from kvplan.program import solve, state
+from kvplan.resident import capacity_for, kept_bytes
+from kvplan.sample import all_layers, one_repeat, some_repeats
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.workload import Budgets, Workload
@@ -68,7 +72,7 @@ def test_a_layout_has_what_most_layers_of_a_plan_have(judged: tuple[Scenario, Ev
     scenario, plan = judged
     if plan.schedule.axis != "token":
         return
-    layout = layout_of(scenario, plan)
+    layout = layout_of(plan, scenario.classes)
     used = {
         each: {s.path for c, own in zip(scenario.classes, plan.allocation, strict=True)
                if c == each for s in own if s.stage is not None}
@@ -83,7 +87,7 @@ def test_a_layout_has_what_most_layers_of_a_plan_have(judged: tuple[Scenario, Ev
 
 def test_neighbours_differ_in_one_class_or_in_all_that_it_leads() -> None:
     scenario = question(kinds=2)
-    layout = with_every_path(scenario, SHORT)
+    layout = with_every_path(scenario, SHORT, scenario.classes)
     for leaders in ([0, 1], [0, 0]):
         found = [*other_in_paths(scenario, layout, leaders), *other_in_stages(layout, leaders)]
         assert len(set(found)) > 15
@@ -96,7 +100,7 @@ def test_neighbours_differ_in_one_class_or_in_all_that_it_leads() -> None:
 
 def test_neighbours_take_leave_and_replace_paths() -> None:
     scenario = question()
-    layout = with_one_path(with_every_path(scenario, SHORT), "fetch")
+    layout = with_one_path(with_every_path(scenario, SHORT, scenario.classes), "fetch")
     stages = {other.layers[0].stages[1] for other in other_in_paths(scenario, layout, [0])}
     assert stages == {
         frozenset(names)
@@ -110,8 +114,8 @@ def test_stages_are_too_small_where_one_of_them_is_empty() -> None:
     102 do not stay in HBM.
     """
     scenario = question()
-    whole = with_one_path(with_every_path(scenario, SHORT), "fetch")
-    partly = Layout(SHORT, (Layer((*whole.layers[0].stages[:3], frozenset())),))
+    whole = with_one_path(with_every_path(scenario, SHORT, scenario.classes), "fetch")
+    partly = replace(whole, layers=(Layer((*whole.layers[0].stages[:3], frozenset())),))
     found = [
         solve(state(build_unit(scenario, SHORT, structure(scenario, each, [0]), [0]),
                     scenario.capacity, block=16))
@@ -124,9 +128,8 @@ def test_stages_are_too_small_where_one_of_them_is_empty() -> None:
 def test_no_neighbour_of_where_it_ends_is_better() -> None:
     scenario = question()
     schedules = [replace(SHORT, stages=s, queue_depth=q) for s in (4, 5) for q in (2, 3)]
-    search = Descent(scenario, schedules)
-    search.left = 10**9
-    start = with_every_path(scenario, SHORT)
+    search = Descent(scenario, schedules, one_repeat(scenario), 10**9)
+    start = with_every_path(scenario, SHORT, scenario.classes)
     end = search.descend(start)
     assert search.step_s(end) < search.step_s(start)
     around = [*other_in_paths(scenario, end, [0]), *other_in_stages(end, [0])]
@@ -138,7 +141,7 @@ def test_no_neighbour_of_where_it_ends_is_better() -> None:
 @pytest.mark.parametrize("schedule", [replace(SHORT, stages=1, queue_depth=1),
                                       replace(SHORT, stages=4096, queue_depth=64)])  # fmt: skip
 def test_no_neighbour_is_beyond_what_schedules_may_have(schedule: Schedule) -> None:
-    layout = Layout(schedule, (Layer((frozenset(("fetch",)),) * schedule.stages),))
+    layout = Layout(schedule, (0,), (Layer((frozenset(("fetch",)),) * schedule.stages),))
     sizes = {(other.schedule.stages, other.schedule.queue_depth)
              for other in itertools.islice(other_in_stages(layout, [0]), 40)}  # fmt: skip
     assert {stages for stages, _ in sizes} <= {1, 2, 3, 4095, 4096}
@@ -148,9 +151,9 @@ def test_no_neighbour_is_beyond_what_schedules_may_have(schedule: Schedule) -> N
 
 def test_it_stops_when_enough_is_solved() -> None:
     scenario = question()
-    search = Descent(scenario, [SHORT])
+    search = Descent(scenario, [SHORT], one_repeat(scenario), 10**4)
     search.left = 0
-    start = with_every_path(scenario, SHORT)
+    start = with_every_path(scenario, SHORT, scenario.classes)
     assert search.descend(start) == start
     assert set(search.known) == {start}
 
@@ -171,10 +174,11 @@ def test_beside_the_head_layers_make_up_for_it() -> None:
     scenario = question(count=8)
     best = first_plan(scenario)
     before = best.plan
-    layout = Descent(scenario, [SHORT]).descend(with_every_path(scenario, SHORT))
+    search = Descent(scenario, [SHORT], one_repeat(scenario), 10**4)
+    layout = search.descend(with_every_path(scenario, SHORT, scenario.classes))
     held = structure(scenario, layout, range(8))
     dive = Dive(scenario, build_unit(scenario, SHORT, held, None), best.block)
-    Rounding(scenario, best, 0.0).with_ends(layout, best.candidate, range(1), dive)
+    Rounding(scenario, best, 0.0, 1).with_ends(layout, best.candidate, range(2, 3), dive)
     assert best.plan is not before
     inner = best.plan.allocation[2:6]
     assert len({tuple(s.tokens for s in own if s.stage is not None) for own in inner}) == 1
@@ -206,9 +210,11 @@ def test_a_sample_stands_for_the_layers(
 ) -> None:
     layers = [layer(intermediate=128 * (1 + kind)) for kind in kinds]
     scenario = replace(question(), model=model(layers))
-    assert sample_of(scenario) == sample
-    assert leaders_of(scenario, sample) == leaders
-    assert len(allowed(scenario)) == len(leaders)
+    found = one_repeat(scenario)
+    assert found.layers == sample
+    assert list(found.leaders) == leaders
+    assert found.kinds == scenario.classes
+    assert len(allowed(scenario, found.kinds)) == len(leaders)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12))
@@ -218,3 +224,117 @@ def test_classes_repeat_after_their_period(classes: list[int]) -> None:
     assert not any(
         all(a == b for a, b in zip(classes, classes[p:], strict=False)) for p in range(1, period)
     )
+
+
+def test_a_repeat_has_the_layers_that_cache_most() -> None:
+    """One layer in eight is little of the layers, but most of what they cache."""
+    layers = [layer(window=None if i % 8 == 7 else 16) for i in range(16)]
+    assert len(one_repeat(replace(question(), model=model(layers))).layers) == 8
+
+
+def test_layers_of_repeats_and_beside_the_head_are_told_apart() -> None:
+    scenario = question(kinds=2, count=12)
+    two = some_repeats(scenario, 2)
+    assert two is not None
+    assert two.layers == range(4)
+    assert two.kinds == (0, 1, 2, 3) * 3
+    assert some_repeats(scenario, 7) is None
+    whole = all_layers(scenario, 2)
+    assert whole.layers == range(12)
+    inner = whole.kinds[2:-2]
+    assert inner == inner[:4] * 2
+    ends = whole.kinds[:2] + whole.kinds[-2:]
+    assert len(set(ends)) == 4
+    assert not set(ends) & set(inner)
+    assert whole.leaders == tuple(range(max(whole.kinds) + 1))
+
+
+def test_layers_that_do_not_repeat_are_told_apart_by_their_place_among_equal_ones() -> None:
+    kinds = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1, 1]
+    layers = [layer(intermediate=128 * (1 + kind)) for kind in kinds]
+    found = all_layers(replace(question(), model=model(layers)), 2)
+    runs = [list(run) for _, run in itertools.groupby(kinds)]
+    places = [(kind, place) for run in runs for place, kind in enumerate(run)]
+    for i, j in itertools.combinations(range(2, 12), 2):
+        assert (found.kinds[i] == found.kinds[j]) == (places[i] == places[j])
+    few = all_layers(replace(question(), model=model(layers[:10])), 2)
+    assert few.kinds == tuple(range(10))
+
+
+def test_neighbours_have_no_stage_or_those_of_another_kind() -> None:
+    scenario = question(count=8)
+    kinds = (0, 1) * 4
+    layout = with_every_path(scenario, SHORT, kinds)
+    fetching = with_one_path(layout, "fetch")
+    mixed = replace(layout, layers=(layout.layers[0], fetching.layers[1]))
+    nothing = replace(layout.layers[0], stages=(frozenset(),) * 4)
+    found = {other.layers for other in other_in_kinds(scenario, mixed, [0, 1])}
+    one, other = mixed.layers
+    assert found == {(nothing, other), (other, other), (one, nothing), (one, one)}
+    assert not list(other_in_kinds(scenario, with_every_path(scenario, SHORT, (0,) * 8), [0]))
+
+
+def test_a_layout_is_the_same_over_finer_kinds() -> None:
+    scenario = question(kinds=2, count=8)
+    layout = with_one_path(with_every_path(scenario, SHORT, scenario.classes), "fetch")
+    finer = layout.over(all_layers(scenario, 2).kinds)
+    layers = range(8)
+    assert structure(scenario, finer, layers) == structure(scenario, layout, layers)
+
+
+@given(st.lists(st.sampled_from((16, 64, None)), min_size=2, max_size=8), st.data())
+def test_of_what_a_run_caches_as_large_a_share_is_resident(
+    windows: list[int | None], data: st.DataObject
+) -> None:
+    scenario = replace(question(), model=model([layer(window=w) for w in windows]))
+    run = range(data.draw(st.integers(1, len(windows))))
+    graph = unit_graph(scenario, SHORT)
+    room = data.draw(st.floats(0.0, 1.0)) * kept_bytes(scenario)
+    hbm = int(graph.constant_bytes["hbm"] + room) + 1
+    scenario = replace(scenario, budgets=Budgets(hbm_bytes=hbm))
+    capacity = capacity_for(scenario, graph, run)
+    free = capacity["hbm"] - graph.constant_bytes["hbm"]
+    run_bytes = kept_bytes(scenario, run) * len(windows) / len(run)
+    assert free / run_bytes == pytest.approx(room / kept_bytes(scenario), abs=1e-3)
+    assert capacity_for(scenario, graph, range(len(windows))) == pytest.approx(scenario.capacity)
+
+
+def slow_copies() -> Scenario:
+    """Layers that are mostly resident; any copy takes as long as sixteen tokens more."""
+    free = Scenario(
+        model=model([layer() for _ in range(12)]),
+        hardware=ideal(link=1e6, flop=4e8, copy_s=4e-3),
+        workload=Workload(batch=1, context=1024, block=16),
+        options=Options(paths=("resident", "fetch")),
+    )
+    held = unit_graph(free, SHORT).constant_bytes["hbm"]
+    room = 12 * 1024 * free.model.layers[0].kv_bytes(2) * 0.9
+    return replace(free, budgets=Budgets(hbm_bytes=int(held + room)))
+
+
+def test_some_layers_stage_nothing_where_copies_cost_much() -> None:
+    scenario = slow_copies()
+    best = first_plan(scenario)
+    candidates = bounded_candidates(scenario)
+    layouts = descend(scenario, candidates, best)
+    alike_s = best.step_s
+    assert layouts
+    for candidate in candidates:
+        candidate.bound_s = min(candidate.bound_s, alike_s / 2)
+    tell_apart(scenario, candidates, best, layouts)
+    assert best.step_s < alike_s * 0.9
+    staging = [any(s.stage is not None for s in own) for own in best.plan.allocation]
+    assert 0 < sum(staging) < 12
+    check_rounded(scenario, best.plan, best.block)
+
+
+def test_nothing_is_told_apart_where_whole_blocks_are_what_is_left() -> None:
+    scenario = slow_copies()
+    best = first_plan(scenario)
+    candidates = bounded_candidates(scenario)
+    layouts = descend(scenario, candidates, best)
+    before = best.plan
+    for candidate in candidates:
+        candidate.bound_s = best.step_s * 0.995
+    tell_apart(scenario, candidates, best, layouts)
+    assert best.plan is before

@@ -39,6 +39,13 @@ PAIRS = {
     ("allenai/OLMo-2-1124-7B", "what-if-near-memory", 32): 0.01,
     # Streamed weights leave gaps of the link where a layer's last stages copy nothing.
     ("google-t5/t5-11b", "v100-pcie-16gb", 32): 0.02,
+    # Weights streamed alone: every layer's copy has its fixed time.
+    ("tiiuae/Falcon-H1-34B-Instruct", "what-if-c2c", 32): 0.01,
+    # Links wait around the head: some layers stage nothing, the others more, into larger buffers.
+    ("gemma-2-27b", "gh200-96gb", 32): 0.01,
+    ("THUDM/glm-4-9b-chat", "rtx-3090", 32): 0.01,
+    # Every schedule's bound needs its mixture.
+    ("gemma-3-27b-it", "what-if-near-memory", 32): 0.01,
     # Layers of several kinds: their stages and weights differ in size.
     ("gemma-3-27b-it", "rtx-a6000", 32): 0.01,
     ("ai21labs/Jamba-v0.1", "rtx-a6000", 32): 0.01,

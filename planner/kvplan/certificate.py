@@ -11,7 +11,7 @@ schedule's layers adds to that.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvplan import fluid, mixture
@@ -37,7 +37,7 @@ WORTH_MIXING = 15e-2
 LEAST_RISE = 2e-4
 """Share by which mixtures must raise a bound for others to be asked."""
 
-MOST_ROWS = 25_000
+MOST_ROWS = 50_000
 """Rows of mixture programs stated in one search, beside those of branching, at most."""
 
 MOST_FINE_ROWS = 5_000
@@ -57,6 +57,9 @@ NEAR_ENDS = 1.5
 
 NARROW = 1.05
 """Ratio of an interval's ends below which it is not cut."""
+
+MOST_PARTS = 256
+"""Ratio of the largest buffer of streamed weights to one that is no longer cut."""
 
 
 def raise_bounds(
@@ -207,48 +210,113 @@ def sharpened(
         mixed_rows: rows of the mixture programs to solve, about.
     """
     given = (unit, classes, capacity, quality)
-    per_token = staging_bytes(unit)
-    if not per_token:
+    ranges = Ranges(unit, capacity, blocks[-1])
+    if not ranges.whole:
         found = fluid.bound(*given)
         return float("inf") if found is None else found.step_s
-    narrow = blocks[-1] * min(per_token.values())
-    heap: list[tuple[float, float, float, bool]] = []
-    solves, most_solves = 0, min(MOST_SOLVES, MOST_STATED // len(unit.operations))
+    heap: list[tuple[float, int, fluid.Fluid, Limits, bool]] = []
+    most_solves = len(ranges.whole) * min(MOST_SOLVES, MOST_STATED // len(unit.operations))
+    solves = 0
 
-    def branch(least: float, most: float, known_s: float = 0.0) -> None:
-        found = fluid.bound(*given, staging=Staging(least, most, per_token))
+    def branch(limits: Limits, known_s: float = 0.0) -> None:
+        nonlocal solves
+        solves += 1
+        found = fluid.bound(*given, staging=ranges.staging(limits))
         if found is not None:
-            heapq.heappush(heap, (max(found.step_s, known_s), least, most, False))
+            heapq.heappush(heap, (max(found.step_s, known_s), solves, found, limits, False))
 
-    branch(0.0, max(narrow, largest_bytes(unit, capacity)))
+    branch(ranges.whole)
     while heap:
-        bound_s, least, most, mixed = heap[0]
+        bound_s, number, found, limits, mixed = heap[0]
         if bound_s >= target_s:
             return bound_s
-        if not mixed and mixed_rows > 0 and most <= max(least, narrow) * NEAR_ENDS:
-            stated = mixture.state(*given, blocks[0], Staging(least, most, per_token))
+        if not mixed and mixed_rows > 0 and ranges.is_narrow(limits):
+            stated = mixture.state(*given, blocks[0], ranges.staging(limits))
             mixed_rows -= len(stated.program.rows)
             mixed_s = mixture.solve(stated)
-            heapq.heapreplace(heap, (max(bound_s, mixed_s), least, most, True))
+            heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, True))
             continue
-        solves += 2
-        if most <= max(least * NARROW, narrow) or solves > most_solves:
+        holds = ranges.to_cut(limits, found, classes)
+        if holds is None or solves + 2 > most_solves:
             return bound_s
         heapq.heappop(heap)
-        # Halves of the ratio where both ends are above a block: fixed parts go with its inverse.
-        middle = (max(least, narrow) * most) ** 0.5
-        branch(least, middle, bound_s)
-        branch(middle, most, bound_s)
+        for half in ranges.halves(limits, holds):
+            branch(half, bound_s)
     return float("inf")
 
 
-def largest_bytes(unit: StepGraph, capacity: Mapping[str, float]) -> float:
-    """Bytes that a staging buffer can have at most."""
-    sizes = [capacity["hbm"] / b.count for b in unit.buffers if b.holds == "stages"]
-    tenants = [
-        sum(size * unit.variables[v].ceiling for v, size in tenant.items())
-        for b in unit.buffers
-        if b.holds == "stages"
-        for tenant in b.tenants
-    ]
+Limits = dict[str, tuple[float, float]]
+"""Least and most bytes of one buffer, by what it holds."""
+
+
+class Ranges:
+    """What a buffer of stages, and one of streamed weights, may be as large as."""
+
+    def __init__(self, unit: StepGraph, capacity: Mapping[str, float], block: int) -> None:
+        """The whole ranges.
+
+        Args:
+            unit: step graph of one unit with every allowed path.
+            capacity: bytes each tier may hold.
+            block: tokens of the smallest block.
+        """
+        self.unit, self.per_token = unit, staging_bytes(unit)
+        self.whole, self.narrow = Limits(), dict[str, float]()
+        for holds in ("stages", "weights"):
+            most = largest_bytes(unit, capacity, holds)
+            if most > 0:
+                self.narrow[holds] = most / MOST_PARTS
+                if holds == "stages":
+                    self.narrow[holds] = block * min(self.per_token.values())
+                self.whole[holds] = (0.0, max(self.narrow[holds], most))
+
+    def staging(self, limits: Limits) -> Staging:
+        """The plans within limits."""
+        least, most = limits.get("stages", (0.0, 0.0))
+        return Staging(least, most, self.per_token, *limits.get("weights", (0.0, float("inf"))))
+
+    def ratio(self, limits: Limits, holds: str) -> float:
+        """Ratio of a range's ends, the lower one being a block at least."""
+        least, most = limits[holds]
+        return most / max(least, self.narrow[holds])
+
+    def is_narrow(self, limits: Limits) -> bool:
+        """Whether a mixture is worth its time."""
+        return "stages" not in limits or self.ratio(limits, "stages") <= NEAR_ENDS
+
+    def to_cut(self, limits: Limits, found: fluid.Fluid, classes: Sequence[int]) -> str | None:
+        """Which range to cut: where fixed parts weigh most that its lower half would raise; None
+        where all are narrow.
+        """
+        wide = [holds for holds in limits if self.ratio(limits, holds) > NARROW]
+        if len(wide) < 2:
+            return wide[0] if wide else None
+        staging, fixed_s = self.staging(limits), dict.fromkeys(wide, 0.0)
+        for operation in self.unit.operations:
+            if operation.resource != "h2d" or not operation.variables:
+                continue
+            variable = self.unit.variables[operation.variables[0]]
+            tokens = found.tokens[classes[variable.layer], variable.path]
+            holds = "weights" if operation.operation == "load_weights" else "stages"
+            stages = self.unit.schedule.stages if holds == "stages" else 1
+            most = max(piece.fixed_s for piece in operation.curve.pieces)
+            fixed_s[holds] += most * tokens / stages / max(staging.ceiling(operation), 1e-9)
+        return max(wide, key=lambda each: fixed_s[each] * (self.ratio(limits, each) ** 0.5 - 1))
+
+    def halves(self, limits: Limits, holds: str) -> Iterator[Limits]:
+        """Both parts of a range, halves of the ratio: fixed parts go with its inverse."""
+        least, most = limits[holds]
+        middle = (max(least, self.narrow[holds]) * most) ** 0.5
+        yield {**limits, holds: (least, middle)}
+        yield {**limits, holds: (middle, most)}
+
+
+def largest_bytes(unit: StepGraph, capacity: Mapping[str, float], holds: str) -> float:
+    """Bytes that one buffer can have at most; 0 where there is none."""
+    sizes, tenants = [0.0], [0.0]
+    for buffer in unit.buffers:
+        if buffer.holds == holds:
+            sizes.append(capacity["hbm"] / buffer.count)
+            for tenant in buffer.tenants:
+                tenants.append(sum(b * unit.variables[v].ceiling for v, b in tenant.items()))
     return min(max(sizes), max(tenants))

@@ -8,7 +8,7 @@ is none. The layouts with the least optima then get whole blocks.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from kvplan import program
 from kvplan.best import Best
@@ -18,8 +18,8 @@ from kvplan.exchange import exchanged
 from kvplan.highs import minimise
 from kvplan.layout import (
     Layout,
-    allowed,
     layout_of,
+    other_in_kinds,
     other_in_paths,
     other_in_stages,
     structure,
@@ -27,6 +27,8 @@ from kvplan.layout import (
     with_one_path,
 )
 from kvplan.layout_blocks import Rounding
+from kvplan.resident import capacity_for
+from kvplan.sample import Sample, one_repeat
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 from kvplan.step import StepGraph
@@ -34,7 +36,7 @@ from kvplan.step import StepGraph
 MOST_STATED = 5_000
 """Operations of the programs solved in one search, about, for each layer of the sample."""
 
-MOST_LAYERS = 2
+MOST_LAYERS = 4
 """Layers of a sample for which so much is solved, at most."""
 
 STREAMED = 4
@@ -43,14 +45,11 @@ STREAMED = 4
 SPARED = 0.4
 """Share of what is left to be solved that one start leaves to others."""
 
-LARGEST = 400
-"""Operations of a sample up to which layouts are searched."""
+MOST_ROUNDED = 3
+"""Layouts that get whole blocks in one search, at most."""
 
-LONGEST = 8
-"""Layers of a sample, at most, where it is not all of them."""
-
-NEARLY = 0.85
-"""Share of the layers that are as a repeated sample has them, at least."""
+LEAST_SOLVED = 15
+"""Programs that a search must be able to solve."""
 
 LEAST_GAIN = 1e-6
 """Share of the step that a change must bring."""
@@ -61,40 +60,54 @@ NEAR = 1.004
 
 def descend(
     scenario: Scenario, candidates: Sequence[Candidate], best: Best, *, effort: int = 1
-) -> None:
-    """Look for a plan with other paths in its stages.
+) -> list[Layout]:
+    """Look for a plan with other paths in its stages, equal layers having the same.
 
     Args:
         scenario: the question.
         candidates: every schedule, with its bound.
         best: the best plan so far.
         effort: how much may be done; another one takes other ways.
+
+    Returns:
+        Where the search ended, the shortest step first; nothing where the plan is good enough.
     """
     good_s = least_bound(candidates) * (1 + scenario.options.good_gap)
     if best.step_s <= good_s:
-        return
-    by_schedule = {
-        c.schedule: c for c in candidates if c.schedule.axis == "token" and c.bound_s < best.step_s
-    }
-    search = Descent(scenario, by_schedule, effort)
-    rounding = Rounding(scenario, best, good_s, effort)
+        return []
+    by_schedule = of_use(candidates, best)
+    sample = one_repeat(scenario)
+    streams = any(schedule.stream_weights for schedule in by_schedule)
+    each = STREAMED if streams else min(len(sample.layers), MOST_LAYERS)
+    search = Descent(scenario, by_schedule, sample, MOST_STATED * each * effort, effort - 1)
+    rounding = Rounding(scenario, best, good_s, MOST_ROUNDED, effort)
     least_s = best.step_s
-    for start in starts(scenario, by_schedule, best):
+    for start in starts(scenario, by_schedule, best, sample.kinds):
         end = search.descend(start)
         if search.step_s(end) < min(least_s * (1 - LEAST_GAIN), good_s):
             least_s = search.step_s(end)
             rounding.offer(end, by_schedule[end.schedule])
             if best.step_s <= good_s:
-                return
-    for layout in search.least(best.step_s):
-        rounding.offer(layout, by_schedule[layout.schedule])
+                return []
+    least = search.least(best.step_s)
+    for layout in least:
+        if search.step_s(layout) <= search.step_s(least[0]) * NEAR:
+            rounding.offer(layout, by_schedule[layout.schedule])
         if best.step_s <= good_s:
-            return
+            return []
     best.plan = exchanged(scenario, best.plan, good_s, best.block)
+    return search.least(float("inf"))
+
+
+def of_use(candidates: Sequence[Candidate], best: Best) -> dict[Schedule, Candidate]:
+    """Schedules on the token axis that a better plan may have."""
+    return {
+        c.schedule: c for c in candidates if c.schedule.axis == "token" and c.bound_s < best.step_s
+    }
 
 
 def starts(
-    scenario: Scenario, by_schedule: dict[Schedule, Candidate], best: Best
+    scenario: Scenario, by_schedule: dict[Schedule, Candidate], best: Best, kinds: tuple[int, ...]
 ) -> Iterator[Layout]:
     """Layouts to start from: the best plan's, every path at the fewest stages and buffers, and each
     path alone there; every path at the schedule of the least bound, at once with streamed weights,
@@ -105,43 +118,46 @@ def starts(
     chosen = best.plan.schedule
     least = min(by_schedule, key=lambda s: by_schedule[s].bound_s)
     if least.stream_weights:
-        yield with_every_path(scenario, least)
+        yield with_every_path(scenario, least, kinds)
     if chosen.axis == "token":
-        yield layout_of(scenario, best.plan)
+        yield layout_of(best.plan, kinds)
     same = [s for s in by_schedule if s.stream_weights == chosen.stream_weights]
     fewest = min(same or by_schedule, key=lambda s: (s.stages, s.queue_depth))
-    every = with_every_path(scenario, fewest)
+    every = with_every_path(scenario, fewest, kinds)
     yield every
     for name in sorted({n for layer in every.layers for held in layer.stages for n in held}):
         yield with_one_path(every, name)
     if not least.stream_weights:
-        yield with_every_path(scenario, least)
+        yield with_every_path(scenario, least, kinds)
 
 
 class Descent:
     """A local search, which remembers every layout it has seen."""
 
     def __init__(
-        self, scenario: Scenario, schedules: Collection[Schedule], effort: int = 1
+        self,
+        scenario: Scenario,
+        schedules: Collection[Schedule],
+        sample: Sample,
+        most: int,
+        seed: int = 0,
     ) -> None:
         """Nothing is known yet.
 
         Args:
             scenario: the question.
             schedules: schedules that layouts may have.
-            effort: how much may be solved; another one takes other ways.
+            sample: layers whose programs are solved.
+            most: operations of all these programs, about.
+            seed: another one takes other ways.
         """
-        self.scenario, self.schedules = scenario, schedules
-        self.sample = sample_of(scenario)
-        self.leaders = leaders_of(scenario, self.sample)
-        streams = any(schedule.stream_weights for schedule in schedules)
-        each = STREAMED if streams else min(len(self.sample), MOST_LAYERS)
-        self.left = MOST_STATED * each * effort
-        self.spared = 0
+        self.scenario, self.schedules, self.sample = scenario, schedules, sample
+        self.left, self.spared = most, 0
+        self.largest = most // LEAST_SOLVED
         self.known: dict[Layout, float] = {}
         self.at_least: dict[Layout, float] = {}
         self.ends: dict[Layout, float] = {}
-        self.random = random.Random(effort - 1)
+        self.random = random.Random(seed)
 
     def descend(self, layout: Layout) -> Layout:
         """Go to better neighbours until there is none, or enough was solved; other stages and
@@ -150,13 +166,16 @@ class Descent:
         Returns:
             Where it ended.
         """
-        better: Layout | None = layout.led(self.leaders)
+        leaders = self.sample.leaders
+        better: Layout | None = layout.led(leaders)
         self.spared = int(self.left * SPARED)
         while better is not None:
             layout = better
-            better = self.better(other_in_paths(self.scenario, layout, self.leaders), layout)
+            better = self.better(other_in_kinds(self.scenario, layout, leaders), layout)
             if better is None:
-                others = other_in_stages(layout, self.leaders)
+                better = self.better(other_in_paths(self.scenario, layout, leaders), layout)
+            if better is None:
+                others = other_in_stages(layout, leaders)
                 better = self.better((o for o in others if o.schedule in self.schedules), layout)
         self.ends[layout] = self.step_s(layout)
         return layout
@@ -193,66 +212,38 @@ class Descent:
         return self.known[layout]
 
     def _solved(self, layout: Layout, most_s: float = float("inf")) -> float:
-        scenario = self.scenario
-        held = structure(scenario, layout, self.sample)
-        for layer in self.sample:
+        scenario, layers = self.scenario, self.sample.layers
+        held = structure(scenario, layout, layers)
+        for layer in layers:
             places = (None, *range(layout.schedule.stages))
             able = scenario.paths[scenario.model.layers[layer]]
             if able and not any(held.get((layer, place)) for place in places):
                 return float("inf")
-        graph = build_unit(scenario, layout.schedule, held, self.sample)
+        whole = len(layers) == len(layout.kinds)
+        graph = build_unit(scenario, layout.schedule, held, None if whole else layers)
         self.left -= len(graph.operations)
-        if len(graph.operations) > LARGEST:
+        if len(graph.operations) > self.largest:
             return float("inf")
-        return least_step_s(scenario, graph, most_s)
+        return least_step_s(scenario, graph, capacity_for(scenario, graph, layers), most_s)
 
     def least(self, most_s: float) -> list[Layout]:
-        """The layouts with the least optima that were found, one of each optimum."""
+        """Where the search ended with a step shorter than that, the shortest first, one of each
+        length.
+        """
         found: dict[str, Layout] = {}
         for layout, step_s in sorted(self.ends.items(), key=lambda end: end[1]):
             if step_s < most_s:
                 found.setdefault(f"{step_s:.6e}", layout)
-        least = list(found.values())
-        return [o for o in least if self.ends[o] <= self.ends[least[0]] * NEAR]
+        return list(found.values())
 
 
-def sample_of(scenario: Scenario) -> range:
-    """The shortest run of layers that, repeated, is nearly the model; all layers where there is
-    none, or where a barrier makes the first one differ.
-    """
-    classes = scenario.classes
-    count = len(classes)
-    if scenario.options.boundary == "barrier":
-        return range(count)
-    for length in range(1, min(LONGEST, count // 2) + 1):
-        for begin in range(min(length, count - length) + 1):
-            alike = sum(
-                own == classes[begin + (i - begin) % length] for i, own in enumerate(classes)
-            )
-            if alike >= NEARLY * count:
-                return range(begin, begin + length)
-    return range(count)
-
-
-def leaders_of(scenario: Scenario, sample: Sequence[int]) -> list[int]:
-    """For each class of layers the one whose layout it has: itself, or if it is not in the sample
-    one that is and may use the same paths.
-    """
-    seen = dict.fromkeys(scenario.classes[layer] for layer in sample)
-    paths = allowed(scenario)
-    return [
-        each if each in seen else next((s for s in seen if paths[s] == paths[each]), each)
-        for each in range(len(paths))
-    ]
-
-
-def least_step_s(scenario: Scenario, graph: StepGraph, most_s: float = float("inf")) -> float:
+def least_step_s(
+    scenario: Scenario, graph: StepGraph, capacity: Mapping[str, float], most_s: float
+) -> float:
     """Seconds of a step at the optimum of a graph's program; infinite where nothing fits, the
     solver gives up, or it is not shorter than ``most_s``.
     """
-    stated = program.state(
-        graph, scenario.capacity, quality=scenario.quality, block=scenario.workload.block
-    )
+    stated = program.state(graph, capacity, quality=scenario.quality, block=scenario.workload.block)
     rows, _ = program.scaled_rows(stated)
     period_s = stated.scale[stated.period] * graph.cycles
     limits = program.scaled_limits(stated)

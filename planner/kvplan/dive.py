@@ -8,6 +8,7 @@ take up what that one gained or lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvplan.allocation import Place, laid_out
@@ -32,13 +33,16 @@ MOST_SOLVED = 150_000
 WORTH = 8e-3
 """Share of a step above which a gain is worth more programs."""
 
+MOST_WORTH = 3.0
+"""How many times as many they may be for it, at most."""
+
 SOLVES = 1.2
 """Programs solved for each number of blocks, about."""
 
 ROUNDING = 1e-3
 """Share of a step that rounding to blocks takes at least, as a rule."""
 
-REACH = 8e-3
+REACH = 3e-2
 """Share by which an optimum may be above a step that would do."""
 
 WORTH_EXCHANGING = 1.0015
@@ -47,8 +51,13 @@ WORTH_EXCHANGING = 1.0015
 WHOLE = 1e-6
 """Blocks by which a number may be off a whole one."""
 
-SPARE_BLOCKS = 2
-"""Blocks of one layer that HBM has room for beside a plan until its last layers are rounded."""
+ATTEMPTS = ((2, 0), (2, 1), (0, 0))
+"""Blocks of one layer that tiers have room for beside a plan until its last layers are rounded, and
+by which buffers are larger: one after the other until all layers fit.
+"""
+
+MOST_CHANGED = 4
+"""Places of a layer that are tried to have a block more or less where its last one fits nowhere."""
 
 NO_LATER = 1e-6
 """Share by which the step may grow for the nearest number to be taken with no look at the other."""
@@ -57,17 +66,24 @@ NO_LATER = 1e-6
 class Dive:
     """A step's program, with more and more of its columns held at whole blocks."""
 
-    def __init__(self, scenario: Scenario, graph: StepGraph, block: int) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        graph: StepGraph,
+        block: int,
+        capacity: Mapping[str, float] | None = None,
+    ) -> None:
         """State the program, and solve it.
 
         Args:
             scenario: the question; its blocks are what a stage may differ by from the mean of its
                 layer.
-            graph: the whole step; its paths are kept.
+            graph: the whole step, or a run of layers; its paths are kept.
             block: tokens per block of the plan.
+            capacity: bytes each tier may hold; None: the question's.
         """
         self.scenario, self.block, self.graph = scenario, block, graph.in_blocks(block)
-        self.solver = repeated(scenario, self.graph, scenario.workload.block)
+        self.solver = repeated(scenario, self.graph, scenario.workload.block, capacity)
         self.held: set[int] = set()
         self.has_spare = self.is_stuck = False
         self.optimum = self.least()
@@ -84,7 +100,8 @@ class Dive:
         if self.step_s >= min(best_s * (1 - ROUNDING), good_s * (1 + REACH)):
             return False
         solved = SOLVES * sum(map(len, self.places(True))) * len(self.graph.operations)
-        return solved <= MOST_SOLVED * max((1 - self.step_s / best_s) / WORTH, 1.0)
+        worth = (1 - self.step_s / best_s) / WORTH
+        return solved <= MOST_SOLVED * min(max(worth, 1.0), MOST_WORTH)
 
     def plan(
         self,
@@ -102,9 +119,7 @@ class Dive:
             backwards: the last layer gets whole blocks first.
             known: tokens of variables that have whole blocks already.
         """
-        values = self.values(most_s, backwards, known or {}, SPARE_BLOCKS)
-        if values is None and self.is_stuck:
-            values = self.values(most_s, backwards, known or {}, 0)
+        values = self.rounded(most_s, backwards=backwards, known=known)
         if values is None:
             return None
         wanted, streamed = self.graph.by_layer(values)
@@ -116,12 +131,31 @@ class Dive:
         fits = found.overflow(self.scenario.capacity) is None and is_even(self.scenario, found)
         return found if fits and found.step_s < most_s else None
 
+    def rounded(
+        self, most_s: float, *, backwards: bool = True, known: Mapping[int, float] | None = None
+    ) -> Sequence[float] | None:
+        """A value for every variable of the graph, in whole blocks. Arguments as those of `plan`.
+
+        Returns:
+            None where none takes less than ``most_s``.
+        """
+        for spare_blocks, larger in ATTEMPTS:
+            values = self.values(most_s, backwards, known or {}, spare_blocks, larger)
+            if values is not None or not self.is_stuck or (known and larger):
+                return values
+        return None
+
     def blocks(self, mix: Mapping[Place, float]) -> dict[Place, int]:
         """Tokens of whole blocks, in blocks."""
         return {place: round(tokens / self.block) for place, tokens in mix.items()}
 
     def values(
-        self, most_s: float, backwards: bool, known: Mapping[int, float], spare_blocks: int
+        self,
+        most_s: float,
+        backwards: bool,
+        known: Mapping[int, float],
+        spare_blocks: int,
+        larger: int,
     ) -> Sequence[float] | None:
         """A value for every variable of the graph, whole blocks; None where the step is longer
         than ``most_s``, or no whole number fits.
@@ -130,20 +164,28 @@ class Dive:
         found = self.with_known(known) if known else self.optimum
         if found is not None and spare_blocks:
             found = self.put_by(spare_blocks)
+            if found is not None and found.step_s > most_s:
+                found = self.take_back()
         self.is_stuck = found is None
-        for column, size in () if known else self.buffers():
+        for column, size in () if known or found is None else self.buffers(found):
             if found is None or found.step_s > most_s:
                 return None
-            found = self.hold(column, size, found.values[column] / size, found, at_most=True)
+            wanted = found.values[column] / size + larger
+            found = self.hold(column, size, wanted, found, at_most=True)
         for places in self.places(backwards):
             free = [index for index in places if index not in known]
+            done: list[int] = []
             while free:
                 if found is None or found.step_s > most_s:
                     return None
-                wanted = {index: found.values[index] / self.block for index in free}
-                nearest = min(free, key=lambda index: abs(wanted[index] - round(wanted[index])))
+                blocks = {index: found.values[index] / self.block for index in free}
+                nearest = min(free, key=lambda index: abs(blocks[index] - round(blocks[index])))
                 free.remove(nearest)
-                found = self.hold(nearest, float(self.block), wanted[nearest], found)
+                before = found
+                found = self.hold(nearest, float(self.block), blocks[nearest], before)
+                if found is None:
+                    found = self.hold_instead(nearest, blocks[nearest], done, before)
+                done.append(nearest)
         if found is None or found.step_s > most_s:
             return None
         return found.values[: len(self.graph.variables)]
@@ -156,7 +198,7 @@ class Dive:
         return self.least()
 
     def release(self) -> None:
-        """Hold no column, and leave no HBM over."""
+        """Hold no column, and leave nothing over."""
         if self.has_spare:
             self.take_back()
         for column in self.held:
@@ -164,44 +206,54 @@ class Dive:
         self.held.clear()
 
     def put_by(self, blocks: int) -> Least | None:
-        """The least step with HBM for so many blocks of a layer left over, so that the last layers
-        to be rounded have a choice; with none where there is not as much.
+        """The least step with room for so many blocks of a layer left over in every tier, and as
+        many of each inexact path's share, so that the last layers to be rounded have a choice; with
+        none where there is not as much.
         """
         self.has_spare = True
-        found = self.least(blocks * self.block * self.resident_bytes())
-        return found or self.take_back()
+        return self.least(blocks) or self.take_back()
 
     def take_back(self) -> Least | None:
-        """The least step with all HBM."""
+        """The least step with nothing left over."""
         self.has_spare = False
-        return self.least(0.0)
+        return self.least(0)
 
-    def resident_bytes(self) -> float:
-        """Most bytes of HBM that a token of a layer stays in."""
-        return max((v.stored.get("hbm", 0.0) for v in self.graph.variables), default=0.0)
+    def bounds(self, spare_blocks: int) -> Iterator[tuple[str, float]]:
+        """Rows that say what there is of something, and their bounds with so much left over."""
+        variables = self.graph.variables
+        for row in self.solver.program.rows:
+            if row.name.startswith(("capacity[", "quality[")):
+                sizes = [
+                    size
+                    for column, size in row.terms.items()
+                    if column < len(variables) and variables[column].path in REGISTRY
+                ]
+                yield row.name, row.bound - spare_blocks * self.block * max(sizes, default=0.0)
 
-    def least(self, spare_bytes: float | None = None) -> Least | None:
+    def least(self, spare_blocks: int | None = None) -> Least | None:
         """The least step with what is held so far; None where nothing fits, or the solver gives
         up.
 
         Args:
-            spare_bytes: HBM to leave over from now on; None: as before.
+            spare_blocks: what to leave over from now on; None: as before.
         """
-        bounds: dict[str, float] = {}
-        if spare_bytes is not None:
-            limit = self.scenario.capacity["hbm"] - self.graph.constant_bytes.get("hbm", 0.0)
-            bounds["capacity[hbm]"] = limit - spare_bytes
+        bounds = {} if spare_blocks is None else dict(self.bounds(spare_blocks))
         try:
             return self.solver.least(bounds)
         except KvplanError:
             return None
 
-    def buffers(self) -> Iterator[tuple[int, float]]:
-        """Columns of the sizes of staging buffers, and the bytes of a block in them."""
+    def buffers(self, found: Least) -> Iterator[tuple[int, float]]:
+        """Columns of the sizes of staging buffers, and the bytes of a block in them, on the path
+        that most of the tokens in them have.
+        """
         for column, buffer in zip(self.solver.program.buffers, self.graph.buffers, strict=True):
-            sizes = [size for tenant in buffer.tenants for size in tenant.values()]
-            if buffer.holds == "stages" and sizes:
-                yield column, min(sizes) * self.block
+            tokens: dict[float, float] = {}
+            for tenant in buffer.tenants:
+                for index, size in tenant.items():
+                    tokens[size] = tokens.get(size, 0.0) + found.values[index]
+            if buffer.holds == "stages" and tokens:
+                yield column, max(tokens, key=tokens.__getitem__) * self.block
 
     def places(self, backwards: bool) -> Iterator[list[int]]:
         """Variables of each layer that are to be whole blocks; the others follow from them."""
@@ -228,6 +280,32 @@ class Dive:
             found = self._hold(column, size, wanted, before, at_most=at_most)
         self.is_stuck = found is None
         return found
+
+    def hold_instead(
+        self, index: int, wanted: float, others: Sequence[int], before: Least
+    ) -> Least | None:
+        """Hold a variable where none of its whole numbers fits beside the others of its layer: one
+        of these has a block more or less instead.
+        """
+        self.is_stuck = False
+        for other in others[:MOST_CHANGED]:
+            number = round(before.values[other] / self.block)
+            for changed in (number - 1, number + 1):
+                for own in (math.floor(wanted), math.ceil(wanted)):
+                    found = self.hold_all({other: changed, index: own})
+                    if found is not None:
+                        return found
+            self.hold_all({other: number})
+        self.is_stuck = True
+        return None
+
+    def hold_all(self, numbers: Mapping[int, int]) -> Least | None:
+        """The least step with variables held at so many blocks."""
+        if min(numbers.values()) < 0:
+            return None
+        for index, number in numbers.items():
+            self.solver.hold(index, float(number * self.block), float(number * self.block))
+        return self.least()
 
     def _hold(
         self, column: int, size: float, wanted: float, before: Least, *, at_most: bool

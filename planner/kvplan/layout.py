@@ -15,6 +15,7 @@ from kvplan.errors import InputError
 from kvplan.evaluate import Evaluation
 from kvplan.graph import Structure
 from kvplan.paths import REGISTRY, Path
+from kvplan.sample import firsts
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 
@@ -41,31 +42,37 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A schedule on the token axis and what each class of layers has.
+    """A schedule on the token axis and what each kind of layer has.
 
     Args:
         schedule: how the step is pipelined.
-        layers: by class number.
+        kinds: kind of every layer of the model, numbered from 0 as they come.
+        layers: by number of the kind.
     """
 
     schedule: Schedule
+    kinds: tuple[int, ...]
     layers: tuple[Layer, ...]
 
+    def over(self, kinds: tuple[int, ...]) -> Layout:
+        """The same over other kinds, each as the first of its layers is here."""
+        layers = tuple(self.layers[self.kinds[first]] for first in firsts(kinds))
+        return Layout(self.schedule, kinds, layers)
+
     def with_layer(self, each: int, layer: Layer, leaders: Sequence[int]) -> Layout:
-        """The same with another layer in one class and in those that it leads."""
+        """The same with another layer in one kind and in those that it leads."""
         pairs = zip(self.layers, leaders, strict=True)
         layers = tuple(layer if leader == each else own for own, leader in pairs)
         return replace(self, layers=layers)
 
     def led(self, leaders: Sequence[int]) -> Layout:
-        """The same where every class has what its leader has."""
+        """The same where every kind has what its leader has."""
         return replace(self, layers=tuple(self.layers[leader] for leader in leaders))
 
 
-def allowed(scenario: Scenario) -> list[tuple[Path, ...]]:
-    """Paths that layers may use, by class number."""
-    classes, model = scenario.classes, scenario.model
-    return [scenario.paths[model.layers[classes.index(each)]] for each in range(max(classes) + 1)]
+def allowed(scenario: Scenario, kinds: Sequence[int]) -> list[tuple[Path, ...]]:
+    """Paths that layers may use, by number of their kind."""
+    return [scenario.paths[scenario.model.layers[layer]] for layer in firsts(kinds)]
 
 
 def names(paths: Sequence[Path], attends: str) -> Names:
@@ -73,15 +80,13 @@ def names(paths: Sequence[Path], attends: str) -> Names:
     return frozenset(path.name for path in paths if path.attends == attends)
 
 
-def with_every_path(scenario: Scenario, schedule: Schedule) -> Layout:
+def with_every_path(scenario: Scenario, schedule: Schedule, kinds: tuple[int, ...]) -> Layout:
     """Every path in every stage."""
-    return Layout(
-        schedule,
-        tuple(
-            Layer((names(paths, "stage"),) * schedule.stages, names(paths, "away"))
-            for paths in allowed(scenario)
-        ),
+    layers = (
+        Layer((names(paths, "stage"),) * schedule.stages, names(paths, "away"))
+        for paths in allowed(scenario, kinds)
     )
+    return Layout(schedule, kinds, tuple(layers))
 
 
 def with_one_path(layout: Layout, name: str) -> Layout:
@@ -98,10 +103,10 @@ def with_one_path(layout: Layout, name: str) -> Layout:
     )
 
 
-def layout_of(scenario: Scenario, plan: Evaluation) -> Layout:
-    """What most layers of each class have in a plan on the token axis."""
-    counts: list[Counter[Layer]] = [Counter() for _ in allowed(scenario)]
-    for each, segments in zip(scenario.classes, plan.allocation, strict=True):
+def layout_of(plan: Evaluation, kinds: tuple[int, ...]) -> Layout:
+    """What most layers of each kind have in a plan on the token axis."""
+    counts: list[Counter[Layer]] = [Counter() for _ in firsts(kinds)]
+    for each, segments in zip(kinds, plan.allocation, strict=True):
         held: list[set[str]] = [set() for _ in range(plan.schedule.stages)]
         away = set()
         for segment in segments:
@@ -110,16 +115,16 @@ def layout_of(scenario: Scenario, plan: Evaluation) -> Layout:
             elif REGISTRY[segment.path].attends == "away":
                 away.add(segment.path)
         counts[each][Layer(tuple(map(frozenset, held)), frozenset(away))] += 1
-    usual = Layout(plan.schedule, tuple(found.most_common(1)[0][0] for found in counts))
+    usual = Layout(plan.schedule, kinds, tuple(c.most_common(1)[0][0] for c in counts))
     return next(resized(usual, (plan.schedule.stages,)))
 
 
 def structure(scenario: Scenario, layout: Layout, layers: Sequence[int]) -> Structure:
     """Paths of each layer and stage of a graph; tokens may stay in HBM in every layer."""
-    paths, found = allowed(scenario), dict[tuple[int, int | None], Sequence[Path]]()
+    found = dict[tuple[int, int | None], Sequence[Path]]()
     for layer in layers:
-        each = scenario.classes[layer]
-        own, has = paths[each], layout.layers[each]
+        own = scenario.paths[scenario.model.layers[layer]]
+        has = layout.layers[layout.kinds[layer]]
         found[layer, None] = [p for p in own if p.attends == "resident" or p.name in has.away]
         for stage, held in enumerate(has.stages):
             if held:
@@ -134,11 +139,24 @@ def other_in_paths(scenario: Scenario, layout: Layout, leaders: Sequence[int]) -
     Args:
         scenario: the question.
         layout: what they differ from.
-        leaders: for each class the one whose layers it copies.
+        leaders: for each kind the one whose layers it copies.
     """
+    paths = allowed(scenario, layout.kinds)
     for each in sorted(set(leaders)):
-        for layer in other_paths(allowed(scenario)[each], layout.layers[each]):
+        for layer in other_paths(paths[each], layout.layers[each]):
             yield layout.with_layer(each, layer, leaders)
+
+
+def other_in_kinds(scenario: Scenario, layout: Layout, leaders: Sequence[int]) -> Iterator[Layout]:
+    """Every layout where one kind has no stage with tokens, or the same as another kind."""
+    paths, kinds = allowed(scenario, layout.kinds), sorted(set(leaders))
+    for each in kinds if len(kinds) > 1 else ():
+        own = layout.layers[each]
+        nothing = replace(own, stages=(frozenset(),) * layout.schedule.stages)
+        same = [layout.layers[other] for other in kinds if paths[other] == paths[each]]
+        for layer in dict.fromkeys((nothing, *same)):
+            if layer != own:
+                yield layout.with_layer(each, layer, leaders)
 
 
 def other_paths(paths: Sequence[Path], layer: Layer) -> Iterator[Layer]:
@@ -158,7 +176,7 @@ def other_paths(paths: Sequence[Path], layer: Layer) -> Iterator[Layer]:
 
 
 def other_in_stages(layout: Layout, leaders: Sequence[int]) -> Iterator[Layout]:
-    """Every layout that differs in a stage of one class, left out or there twice, in how many empty
+    """Every layout that differs in a stage of one kind, left out or there twice, in how many empty
     ones there are, or in how many buffers.
 
     Stages of a layer are as large as their mean, nearly, so some can be empty only where that is
@@ -191,7 +209,7 @@ def resized(layout: Layout, counts: Iterable[int]) -> Iterator[Layout]:
                 replace(layer, stages=own + (frozenset(),) * (count - len(own)))
                 for layer, own in zip(layout.layers, held, strict=True)
             )
-            yield Layout(schedule, layers)
+            yield Layout(schedule, layout.kinds, layers)
 
 
 def changed(schedule: Schedule, stages: int, queue_depth: int) -> Schedule | None:

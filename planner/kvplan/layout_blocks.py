@@ -15,24 +15,25 @@ from kvplan.block_program import Goal
 from kvplan.block_size import block_sizes
 from kvplan.candidates import Candidate, build_unit
 from kvplan.curve import ZERO
-from kvplan.dive import LARGEST, Dive, offer_rounded
+from kvplan.dive import Dive, offer_rounded
 from kvplan.evaluate import Evaluation
 from kvplan.exchange import exchanged
 from kvplan.layout import Layout, structure
 from kvplan.paths import REGISTRY
 from kvplan.polish import in_blocks
+from kvplan.resident import capacity_for
+from kvplan.sample import ENDS
 from kvplan.scenario import Scenario
 from kvplan.step import StepGraph
-from kvplan.thin import thinned
-
-MOST_ROUNDED = 2
-"""Layouts that get whole blocks in one search, at most."""
 
 REPEATS = (1, 2)
 """Units that get whole blocks together, as others then have."""
 
 MOST_PLACES = 36
 """Places of tokens of layers that get whole blocks together, at most."""
+
+MOST_DIVED = 100
+"""The same where places are rounded one after the other."""
 
 MOST_NODES = 1500
 """Nodes of branch and bound for these."""
@@ -43,13 +44,10 @@ MOST_SEARCHED = 30_000
 NEAR_ENOUGH = 5e-4
 """Distance from the goal at which the program in blocks stops."""
 
-ENDS = 2
-"""Layers on each side of the head that differ from the others."""
-
 WORTH_TRYING = 1.004
 """Ratio to the best step up to which plans in blocks are of use."""
 
-EXCHANGE_REACH = 3e-3
+EXCHANGE_REACH = 5e-3
 """Share by which exchanging blocks shortens a step at most, as a rule."""
 
 SMALL = 500
@@ -57,63 +55,65 @@ SMALL = 500
 """
 
 LARGEST_WHOLE = 2000
-"""Operations of a whole step whose program is solved once to get whole blocks, at most."""
+"""Operations of a whole step whose program is solved to get whole blocks, at most."""
 
 
 class Rounding:
     """Plans of layouts in whole blocks."""
 
-    def __init__(self, scenario: Scenario, best: Best, good_s: float, effort: int = 1) -> None:
+    def __init__(
+        self, scenario: Scenario, best: Best, good_s: float, most: int, effort: int = 1
+    ) -> None:
         """Nothing is rounded yet.
 
         Args:
             scenario: the question.
             best: the best plan so far.
             good_s: a step that would do.
-            effort: how much may be done.
+            most: layouts that get whole blocks, at most.
+            effort: how much branch and bound may do for each.
         """
         self.scenario, self.best, self.good_s = scenario, best, good_s
         self.block = block_sizes(scenario)[-1]
-        self.effort, self.done = effort, set[Layout]()
+        self.most, self.effort, self.done = most, effort, set[Layout]()
 
     def offer(self, layout: Layout, candidate: Candidate) -> None:
         """Offer plans of a layout, unless it was offered before or enough others were."""
-        if layout in self.done or len(self.done) >= MOST_ROUNDED * self.effort:
+        each = layout.over(tuple(range(len(layout.kinds))))
+        if each in self.done or len(self.done) >= self.most:
             return
-        self.done.add(layout)
         scenario, count = self.scenario, len(self.scenario.classes)
         held = structure(scenario, layout, range(count))
         whole = build_unit(scenario, layout.schedule, held, None)
-        runs = list(self.runs(layout))
-        if len(whole.operations) <= LARGEST:
+        if len(whole.operations) <= LARGEST_WHOLE:
+            self.done.add(each)
+        runs, told_apart = list(self.runs(layout)), max(layout.kinds) > max(scenario.classes)
+        if len(whole.operations) <= LARGEST_WHOLE:
             dive = Dive(scenario, whole, self.block)
             for run in runs:
                 if dive.step_s >= self.best.step_s or self.best.step_s <= self.good_s:
                     return
                 self.with_ends(layout, candidate, run, dive)
-            if not runs or len(whole.operations) <= SMALL:
+            if not runs or len(whole.operations) <= SMALL or told_apart:
                 offer_rounded(self.best, self.good_s, dive, candidate)
-        elif runs and count % len(runs[0]) == 0:
-            self.repeated(layout, candidate, runs[0])
-        elif len(whole.operations) <= LARGEST_WHOLE:
-            own_paths = {place: list(paths) for place, paths in held.items()}
-            given = (layout.schedule, self.block, own_paths, self.best.step_s, LARGEST_WHOLE)
-            self.exchange(thinned(scenario, *given), candidate)
+        elif runs and period_of(layout.kinds) == len(runs[0]) and count % len(runs[0]) == 0:
+            self.repeated(layout, candidate, range(len(runs[0])))
 
     def runs(self, layout: Layout) -> Iterator[range]:
-        """Runs of layers that may get whole blocks together, as others then have."""
-        count = len(self.scenario.classes)
+        """Runs of layers that may get whole blocks together, as others between the ends then
+        have.
+        """
+        count = len(layout.kinds)
+        period = period_of(layout.kinds[ENDS : count - ENDS])
         for repeat in REPEATS:
-            run = range(period_of(self.scenario.classes) * repeat)
-            if len(run) + 2 * ENDS > count:
+            run = range(ENDS, ENDS + period * repeat)
+            if run.stop + ENDS > count:
                 return
             held = structure(self.scenario, layout, run)
-            if sum(map(len, held.values())) <= MOST_PLACES:
+            if sum(map(len, held.values())) <= (MOST_DIVED if repeat == 1 else MOST_PLACES):
                 yield run
 
-    def with_ends(
-        self, layout: Layout, candidate: Candidate, run: Sequence[int], dive: Dive
-    ) -> None:
+    def with_ends(self, layout: Layout, candidate: Candidate, run: range, dive: Dive) -> None:
         """Most layers have the blocks of a run of layers without the head; those beside the head
         make up for it, or where they cannot in whole blocks, have the same.
         """
@@ -124,7 +124,10 @@ class Rounding:
         most_s = self.best.step_s * WORTH_TRYING
         for ends in (ENDS, 0):
             inner = range(ends, len(self.scenario.classes) - ends)
-            places = [(v.layer % len(run), v.stage, v.path) for v in dive.graph.variables]
+            places = [
+                (run[(v.layer - run.start) % len(run)], v.stage, v.path)
+                for v in dive.graph.variables
+            ]
             known = {
                 index: tokens[place]
                 for index, place in enumerate(places)
@@ -141,30 +144,26 @@ class Rounding:
             self.scenario, layout.schedule, structure(self.scenario, layout, run), run
         )
         goal = Goal(self.good_s * (1 - NEAR_ENOUGH), self.best.step_s, NEAR_ENOUGH)
-        nodes = self.effort * most_nodes(unit)
-        plan = in_blocks(
-            self.scenario, layout.schedule, unit, self.block, None, goal, nodes, optional=False
-        )
+        given = (unit, self.block, None, goal, self.effort * most_nodes(unit))
+        plan = in_blocks(self.scenario, layout.schedule, *given, optional=False)
         self.exchange(plan, candidate)
 
     def exchange(self, plan: Evaluation | None, candidate: Candidate) -> None:
         """Offer a plan, its blocks exchanged where that may make it good enough."""
-        if plan is not None and self.good_s < plan.step_s <= self.good_s * (
-            1 + self.effort * EXCHANGE_REACH
-        ):
+        if plan is not None and self.good_s < plan.step_s <= self.good_s * (1 + EXCHANGE_REACH):
             plan = exchanged(self.scenario, plan, self.good_s, self.block)
         self.best.offer(plan, candidate, self.block)
 
 
-def period_of(classes: Sequence[int]) -> int:
-    """Layers after which the classes repeat, the last run being a part of one, maybe.
+def period_of(kinds: Sequence[int]) -> int:
+    """Layers after which numbers repeat, the last run being a part of one, maybe.
 
     >>> period_of((0, 0, 1, 0, 0, 1, 0))
     3
     """
-    count = len(classes)
+    count = len(kinds)
     return next(
-        p for p in range(1, count + 1) if all(classes[i] == classes[i % p] for i in range(count))
+        (p for p in range(1, count) if all(kinds[i] == kinds[i % p] for i in range(count))), count
     )
 
 
@@ -183,11 +182,15 @@ def blocks_of(
     for operation in unit.operations:
         if operation.operation == "head":
             operation.curve = ZERO
-    load = scenario.workload
-    values = block_program.solve(
-        unit, scenario.capacity, scenario.quality, block, load.block, None, goal,
-        effort * most_nodes(unit), optional=False,
-    )  # fmt: skip
+    capacity, load = capacity_for(scenario, unit, layers), scenario.workload
+    values: Sequence[float] | None
+    if len(unit.variables) <= MOST_PLACES:
+        values = block_program.solve(
+            unit, capacity, scenario.quality, block, load.block, None, goal,
+            effort * most_nodes(unit), optional=False,
+        )  # fmt: skip
+    else:
+        values = Dive(scenario, unit, block, capacity).rounded(goal.most_s)
     if values is None:
         return None
     return {

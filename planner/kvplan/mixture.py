@@ -201,8 +201,9 @@ def define_capacity(mixture: Mixture, capacity: Mapping[str, float]) -> None:
             if tier in buffer.tiers and buffer.holds in mixture.sizes:
                 add(terms, {mixture.sizes[buffer.holds]: float(buffer.count)})
         mixture.row("capacity", terms, limit - graph.constant_bytes.get(tier, 0.0))
-    if staging is not None and "stages" in mixture.sizes:
-        mixture.row("least", {mixture.sizes["stages"]: -1.0}, -staging.least_bytes)
+    if staging is not None:
+        for holds, column in mixture.sizes.items():
+            mixture.row("least", {column: -1.0}, -staging.least(holds))
 
 
 def define_quality(mixture: Mixture, quality: Mapping[str, float]) -> None:

@@ -167,7 +167,8 @@ class _Layers:
                 key = (mixture.classes[self.kind.layer], variable.path)
                 add(mixture.tokens.setdefault(key, {}), {self.n[index]: 1.0})
                 if variable.path == "stream_weights":
-                    mixture.row("streamed", {self.n[index]: 1.0, self.share: -1.0})
+                    most = self._ceiling(operation)
+                    mixture.row("streamed", {self.n[index]: 1.0, self.share: -most})
                 elif operation.operation != "attend_resident":
                     groups.setdefault(variable.stage, []).append(index)
         own = [c for i, c in self.n.items() if graph.variables[i].path != "stream_weights"]
@@ -329,6 +330,11 @@ class _Layers:
         elif not (self.may_load_earlier and operation.resource == "h2d"):
             yield attended[operation.stage - depth]
 
+    def _ceiling(self, operation: Operation) -> float:
+        """Most volume of an operation of one layer."""
+        staging = self.mixture.staging
+        return staging.ceiling(operation) if staging is not None else operation.ceiling
+
     def _duration(self, operation: Operation) -> Terms:
         """Seconds of an operation; its fixed part where it is present, or in proportion."""
         found: list[Terms] = []
@@ -341,7 +347,7 @@ class _Layers:
                 first = operation.variables[0]
                 fixed = self.present.get(first, fixed)
                 if first not in self.present:
-                    part = in_proportion(piece, operation.ceiling)
+                    part = in_proportion(piece, self._ceiling(operation))
             terms = add({}, fixed, part.fixed_s)
             volume = {self.n[v]: part.s_per_unit for v in operation.variables if v in self.n}
             found.append(add(terms, volume))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from kvplan.allocation import rounded
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
+from kvplan.step import StepGraph
 
 
 def everything_resident(scenario: Scenario) -> Evaluation | None:
@@ -33,16 +37,33 @@ def everything_resident(scenario: Scenario) -> Evaluation | None:
     return None if evaluation.overflow(scenario.capacity) else evaluation
 
 
-def kept_bytes(scenario: Scenario) -> float:
-    """Bytes of all K and V in HBM."""
-    load, path = scenario.workload, REGISTRY["resident"]
+def kept_bytes(scenario: Scenario, layers: Sequence[int] | None = None) -> float:
+    """Bytes of all K and V of some layers (None: all) in HBM."""
+    load, path, specs = scenario.workload, REGISTRY["resident"], scenario.model.layers
+    counts = Counter(specs if layers is None else [specs[layer] for layer in layers])
     return (
         sum(
             path.stored(layer, load.kv_dtype).get("hbm", 0.0)
             * layer.cached_tokens(load.tokens)
             * count
-            for layer, count, _ in scenario.model.layer_classes
+            for layer, count in counts.items()
             if scenario.paths[layer]
         )
         * load.batch
     )
+
+
+def capacity_for(scenario: Scenario, graph: StepGraph, layers: Sequence[int]) -> dict[str, float]:
+    """Bytes each tier may hold where repeats of some layers stand for the model: of what they cache
+    beyond it, the same share is resident.
+
+    Args:
+        scenario: the question.
+        graph: the step graph of these layers.
+        layers: the layers.
+    """
+    capacity, kept = scenario.capacity, kept_bytes(scenario)
+    beyond = kept_bytes(scenario, layers) * len(scenario.classes) / len(layers) - kept
+    free = capacity["hbm"] - graph.constant_bytes.get("hbm", 0.0)
+    share = min(max(free / kept, 0.0), 1.0) if kept else 0.0
+    return {**capacity, "hbm": capacity["hbm"] + beyond * share}

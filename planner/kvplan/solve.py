@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan import fluid
+from kvplan.apart import tell_apart
 from kvplan.best import Best
 from kvplan.block_size import finer_blocks, with_block
 from kvplan.candidates import (
@@ -188,19 +189,30 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
         if before_s - best.step_s < WORTH_HALVING * left_s:
             break
     before_s = best.step_s
-    for better in (descend, thin_out, restage, tighten, concentrate):
+    layouts = descend(scenario, candidates, best)
+    if best.step_s > least_bound(candidates) * (1 + FAR):
+        leave_out(scenario, best)
+    raise_again(scenario, candidates, best)
+    for better in (thin_out, restage, tighten, concentrate):
         near = best.step_s <= least_bound(candidates) * (1 + DESCENDED_TO)
         if better in (thin_out, restage) and near and best.step_s < before_s * (1 - DESCENDED):
             continue  # whole programs with all paths seldom find better ones
         better(scenario, candidates, best)
-        if better is descend and best.step_s > least_bound(candidates) * (1 + FAR):
-            leave_out(scenario, best)
-        left = best.step_s / least_bound(candidates) - 1
-        if left > good_gap:
-            mixing = better is concentrate and (left <= WORTH_MIXING or is_sparse(scenario))
-            raise_bounds(scenario, candidates, best.step_s, mixing=mixing)
+        raise_again(scenario, candidates, best, mixing=better is concentrate)
     if best.step_s <= least_bound(candidates) * (1 + good_gap * ALMOST):
         descend(scenario, candidates, best, effort=AGAIN)
+    if best.step_s > least_bound(candidates) * (1 + good_gap):
+        tell_apart(scenario, candidates, best, layouts)
+
+
+def raise_again(
+    scenario: Scenario, candidates: Sequence[Candidate], best: Best, *, mixing: bool = False
+) -> None:
+    """Raise bounds where a plan is not good enough; with mixtures, where these may be worth it."""
+    left = best.step_s / least_bound(candidates) - 1
+    if left > scenario.options.good_gap:
+        mixing = mixing and (left <= WORTH_MIXING or is_sparse(scenario))
+        raise_bounds(scenario, candidates, best.step_s, mixing=mixing)
 
 
 def without_offload(scenario: Scenario, resident: Evaluation) -> Search:

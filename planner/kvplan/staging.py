@@ -18,20 +18,31 @@ LINKS = ("h2d", "tier")
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Plans whose largest stage is within limits, whatever the layers it is found in.
+    """Plans whose largest stage is within limits, whatever the layers it is found in, and so is
+    the largest part of a layer's weights that is streamed.
 
     Args:
         least_bytes: bytes of one staging buffer, at least.
         most_bytes: bytes of one staging buffer, at most.
         per_token: staging bytes per token of each variable of the graph that is staged.
+        least_weights: bytes of one buffer of streamed weights, at least.
+        most_weights: bytes of one buffer of streamed weights, at most.
     """
 
     least_bytes: float
     most_bytes: float
     per_token: dict[int, float] = field(default_factory=dict)
+    least_weights: float = 0.0
+    most_weights: float = float("inf")
+
+    def least(self, holds: str) -> float:
+        """Bytes of one buffer that holds stages or weights, at least."""
+        return self.least_bytes if holds == "stages" else self.least_weights
 
     def ceiling(self, operation: Operation) -> float:
-        """Most volume of an operation: what fits in a buffer, where it is staged."""
+        """Most volume of an operation: what fits in a buffer, where it goes through one."""
+        if operation.operation == "load_weights" and operation.bytes_per_unit > 0:
+            return min(operation.ceiling, self.most_weights / operation.bytes_per_unit)
         sizes = [self.per_token[v] for v in operation.variables if v in self.per_token]
         if operation.stage is None or not sizes or min(sizes) <= 0:
             return operation.ceiling
@@ -78,9 +89,11 @@ class Pause:
 def define_staging(statement: Statement, staging: Staging, busy: Mapping[str, Sum]) -> None:
     """Size the staging buffers within the limits; links wait around the head."""
     statement.size_buffers(("stages",), staging.most_bytes)
+    if staging.most_weights < float("inf"):
+        statement.size_buffers(("weights",), staging.most_weights)
     for number, column in statement.largest.items():
-        assert statement.graph.buffers[number].holds == "stages", "others are sized later"
-        statement.rows.append(({column: -1.0}, -staging.least_bytes, "staging[least]"))
+        least = staging.least(statement.graph.buffers[number].holds)
+        statement.rows.append(({column: -1.0}, -least, "staging[least]"))
     if statement.graph.schedule.stream_weights:
         return
     graph = statement.graph

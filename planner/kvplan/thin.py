@@ -256,9 +256,14 @@ def plan_near(
     return evaluate(scenario, schedule, allocation, [shares[place] for place in places])
 
 
-def repeated(scenario: Scenario, graph: StepGraph, uneven: int) -> Repeated:
-    """The program of a graph, whose stages differ by so many tokens from their mean at most."""
-    return Repeated(program.state(graph, scenario.capacity, quality=scenario.quality, block=uneven))
+def repeated(
+    scenario: Scenario, graph: StepGraph, uneven: int, capacity: Mapping[str, float] | None = None
+) -> Repeated:
+    """The program of a graph, whose stages differ by so many tokens from their mean at most; with
+    other bytes in each tier than the question's, maybe.
+    """
+    held = scenario.capacity if capacity is None else capacity
+    return Repeated(program.state(graph, held, quality=scenario.quality, block=uneven))
 
 
 def solved(stated: Repeated, bounds: Mapping[str, float] | None = None) -> Solution | None:
