@@ -140,8 +140,10 @@ class Dive:
             None where none takes less than ``most_s``.
         """
         for spare_blocks, larger in ATTEMPTS:
+            if known and larger:
+                continue  # buffers have the size that the known tokens need
             values = self.values(most_s, backwards, known or {}, spare_blocks, larger)
-            if values is not None or not self.is_stuck or (known and larger):
+            if values is not None or not self.is_stuck:
                 return values
         return None
 

@@ -78,16 +78,20 @@ class Rounding:
         self.most, self.effort, self.done = most, effort, set[Layout]()
 
     def offer(self, layout: Layout, candidate: Candidate) -> None:
-        """Offer plans of a layout, unless it was offered before or enough others were."""
+        """Offer plans of a layout, unless it was offered before, enough others were, or it is too
+        large.
+        """
         each = layout.over(tuple(range(len(layout.kinds))))
         if each in self.done or len(self.done) >= self.most:
             return
         scenario, count = self.scenario, len(self.scenario.classes)
         held = structure(scenario, layout, range(count))
         whole = build_unit(scenario, layout.schedule, held, None)
-        if len(whole.operations) <= LARGEST_WHOLE:
-            self.done.add(each)
         runs, told_apart = list(self.runs(layout)), max(layout.kinds) > max(scenario.classes)
+        repeats = runs and period_of(layout.kinds) == len(runs[0]) and count % len(runs[0]) == 0
+        if len(whole.operations) > LARGEST_WHOLE and not repeats:
+            return
+        self.done.add(each)
         if len(whole.operations) <= LARGEST_WHOLE:
             dive = Dive(scenario, whole, self.block)
             for run in runs:
@@ -96,7 +100,7 @@ class Rounding:
                 self.with_ends(layout, candidate, run, dive)
             if not runs or len(whole.operations) <= SMALL or told_apart:
                 offer_rounded(self.best, self.good_s, dive, candidate)
-        elif runs and period_of(layout.kinds) == len(runs[0]) and count % len(runs[0]) == 0:
+        else:
             self.repeated(layout, candidate, range(len(runs[0])))
 
     def runs(self, layout: Layout) -> Iterator[range]:

@@ -118,9 +118,7 @@ def sampled(scenario: Scenario, layers: range, kinds: tuple[int, ...]) -> Sample
     paths.
     """
     seen = dict.fromkeys(kinds[layer] for layer in layers)
-    paths = [
-        scenario.paths[scenario.model.layers[layer]] for layer in firsts(kinds)
-    ]  # by number of a kind
+    paths = [scenario.paths[scenario.model.layers[layer]] for layer in firsts(kinds)]
     leaders = tuple(
         each if each in seen else next((s for s in seen if paths[s] == paths[each]), each)
         for each in range(len(paths))
