@@ -185,6 +185,17 @@ def test_beside_the_head_layers_make_up_for_it() -> None:
     check_rounded(scenario, best.plan, best.block)
 
 
+@pytest.mark.parametrize("count", range(1, 6))
+def test_few_layers_have_none_between_the_ends(count: int) -> None:
+    scenario = question(count=count)
+    best = first_plan(scenario)
+    rounding = Rounding(scenario, best, 0.0, 1)
+    layout = with_one_path(with_every_path(scenario, SHORT, scenario.classes), "fetch")
+    assert [len(run) for run in rounding.runs(layout)] == [1] * (count == 5)
+    rounding.offer(layout, best.candidate)
+    check_rounded(scenario, best.plan, best.block)
+
+
 def test_a_good_plan_is_left_alone() -> None:
     scenario = question()
     best = first_plan(scenario)

@@ -109,7 +109,7 @@ class Rounding:
         """
         count = len(layout.kinds)
         period = period_of(layout.kinds[ENDS : count - ENDS])
-        for repeat in REPEATS:
+        for repeat in REPEATS if period else ():
             run = range(ENDS, ENDS + period * repeat)
             if run.stop + ENDS > count:
                 return
