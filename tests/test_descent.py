@@ -52,8 +52,14 @@ def question(kinds: int = 1, count: int = 6) -> Scenario:
         workload=Workload(batch=1, context=1024, block=16),
         options=Options(paths=("resident", "fetch", "recompute", "recompute_resident")),
     )
+    return mostly_resident(free)
+
+
+def mostly_resident(free: Scenario) -> Scenario:
+    """A question of equal layers with HBM for nine tenths of their tokens."""
     held = unit_graph(free, SHORT).constant_bytes["hbm"]
-    room = count * 1024 * layers[0].kv_bytes(2) * 9 // 10
+    layers = free.model.layers
+    room = len(layers) * 1024 * layers[0].kv_bytes(2) * 9 // 10
     return replace(free, budgets=Budgets(hbm_bytes=int(held + room)))
 
 
@@ -318,21 +324,28 @@ def slow_copies() -> Scenario:
         workload=Workload(batch=1, context=1024, block=16),
         options=Options(paths=("resident", "fetch")),
     )
-    held = unit_graph(free, SHORT).constant_bytes["hbm"]
-    room = 12 * 1024 * free.model.layers[0].kv_bytes(2) * 0.9
-    return replace(free, budgets=Budgets(hbm_bytes=int(held + room)))
+    return mostly_resident(free)
+
+
+def told_apart(scenario: Scenario, bound: float) -> tuple[Evaluation, Best]:
+    """The best plan whose equal layers are alike, and after they were told apart, where bounds are
+    such a ratio of its step.
+    """
+    best = first_plan(scenario)
+    candidates = bounded_candidates(scenario)
+    layouts = descend(scenario, candidates, best)
+    before = best.plan
+    assert layouts
+    for candidate in candidates:
+        candidate.bound_s = before.step_s * bound
+    tell_apart(scenario, candidates, best, layouts)
+    return before, best
 
 
 def test_some_layers_stage_nothing_where_copies_cost_much() -> None:
     scenario = slow_copies()
-    best = first_plan(scenario)
-    candidates = bounded_candidates(scenario)
-    layouts = descend(scenario, candidates, best)
-    alike_s = best.step_s
-    assert layouts
-    for candidate in candidates:
-        candidate.bound_s = min(candidate.bound_s, alike_s / 2)
-    tell_apart(scenario, candidates, best, layouts)
+    before, best = told_apart(scenario, 0.5)
+    alike_s = before.step_s
     assert best.step_s < alike_s * 0.9
     staging = [any(s.stage is not None for s in own) for own in best.plan.allocation]
     assert 0 < sum(staging) < 12
@@ -340,12 +353,5 @@ def test_some_layers_stage_nothing_where_copies_cost_much() -> None:
 
 
 def test_nothing_is_told_apart_where_whole_blocks_are_what_is_left() -> None:
-    scenario = slow_copies()
-    best = first_plan(scenario)
-    candidates = bounded_candidates(scenario)
-    layouts = descend(scenario, candidates, best)
-    before = best.plan
-    for candidate in candidates:
-        candidate.bound_s = best.step_s * 0.995
-    tell_apart(scenario, candidates, best, layouts)
+    before, best = told_apart(slow_copies(), 0.995)
     assert best.plan is before
