@@ -183,8 +183,9 @@ def test_beside_the_head_layers_make_up_for_it() -> None:
     search = Descent(scenario, [SHORT], one_repeat(scenario), 10**4)
     layout = search.descend(with_every_path(scenario, SHORT, scenario.classes))
     held = structure(scenario, layout, range(8))
-    dive = Dive(scenario, build_unit(scenario, SHORT, held, None), best.block)
-    Rounding(scenario, best, 0.0, 1).with_ends(layout, best.candidate, range(2, 3), dive)
+    rounding = Rounding(scenario, best, 0.0, 1)
+    dive = Dive(scenario, build_unit(scenario, SHORT, held, None), rounding.block)
+    rounding.with_ends(layout, best.candidate, range(2, 3), dive)
     assert best.plan is not before
     inner = best.plan.allocation[2:6]
     assert len({tuple(s.tokens for s in own if s.stage is not None) for own in inner}) == 1

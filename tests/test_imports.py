@@ -43,7 +43,7 @@ LEVELS = [
     {"paths"},
     {"ring", "layer_costs", "graph", "step"},
     {"restoration", "restore_graph"},
-    {"program", "program_pulp", "simulate", "allocation"},
+    {"program", "program_pulp", "simulate", "allocation", "blocks"},
     {
         "statement",
         "chain",

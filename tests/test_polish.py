@@ -12,6 +12,8 @@ from strategies import LARGE, allocations, examples, ideal, layer, model, scenar
 from kvplan import block_program
 from kvplan.allocation import Place, placed, tokens_by_path
 from kvplan.block_program import Goal
+from kvplan.block_size import block_sizes, blocks_in, finest
+from kvplan.blocks import Blocks
 from kvplan.candidates import unit_graph
 from kvplan.evaluate import evaluate
 from kvplan.exchange import exchanged
@@ -22,6 +24,7 @@ from kvplan.schedule import Schedule
 from kvplan.solve import search
 from kvplan.workload import Budgets, Workload
 
+EQUAL = Blocks(16, 16)
 NO_GOAL = Goal(least_s=0.0, most_s=1e9, near=1e-6)
 
 
@@ -40,7 +43,7 @@ def test_blocks_are_whole_but_for_the_free_place(context: int, free: Place | Non
     question = scenario(context)
     graph = unit_graph(question, Schedule(stages=4, queue_depth=2))
     room = graph.constant_bytes["hbm"] + 2 * 200 * 256
-    values = block_program.solve(graph, LARGE | {"hbm": room}, {}, 16, 16, free, NO_GOAL)
+    values = block_program.solve(graph, LARGE | {"hbm": room}, {}, EQUAL, 16, free, NO_GOAL)
     assert values is not None
     assert graph.memory_bytes(values)["hbm"] <= room * (1 + 1e-9)
     for variable, value in zip(graph.variables, values, strict=True):
@@ -59,13 +62,52 @@ def test_an_absent_path_has_no_fixed_time() -> None:
         options=Options(paths=("fetch", "recompute_resident")),
     )  # fmt: skip
     graph = unit_graph(question, Schedule(stages=4, queue_depth=2))
-    statement, whole = block_program.state(graph, LARGE, {}, 16, 16, None)
+    statement, whole = block_program.state(graph, LARGE, {}, EQUAL, 16, None)
     assert sum(whole) == 2 * 2 * 4  # tokens and presence of two paths in four stages
-    values = block_program.solve(graph, LARGE, {}, 16, 16, None, NO_GOAL)
+    values = block_program.solve(graph, LARGE, {}, EQUAL, 16, None, NO_GOAL)
     assert values is not None
     paths = {v.path for v, n in zip(graph.variables, values, strict=True) if n > 0}
     assert paths == {"recompute_resident"}
     assert statement.period >= 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "block", "sizes"),
+    [(32, 64, [64, 32, 16, 8, 4, 2, 1]), (8, 64, [64, 32, 16, 8, 4]), (1, 64, [64, 32]),
+     (1, 16, [16]), (32, 48, [48, 24, 12, 6, 3]), (3, 64, [64, 32])],
+)  # fmt: skip
+def test_products_have_many_rows(batch: int, block: int, sizes: list[int]) -> None:
+    asked = replace(scenario(), workload=Workload(batch=batch, context=256, block=block))
+    assert block_sizes(asked) == sizes
+    assert blocks_in(asked, finest(asked)) == Blocks(1, sizes[-1])
+    assert blocks_in(asked, block) == Blocks(block, block)
+    fixed = replace(asked, options=replace(asked.options, refine_blocks=False))
+    assert block_sizes(fixed) == [block]
+    assert finest(fixed) == block
+
+
+@pytest.mark.parametrize("moved", [1, 16])
+def test_what_is_rebuilt_has_larger_blocks(moved: int) -> None:
+    """Fetches of single tokens fill what rebuilding in whole blocks leaves of 250 tokens."""
+    question = replace(
+        scenario(250), hardware=ideal(link=1e6, copy_s=1e-3, flop=1e7),
+        options=Options(paths=("fetch", "recompute_resident")),
+    )  # fmt: skip
+    graph = unit_graph(question, Schedule(stages=4, queue_depth=2))
+    blocks = Blocks(moved, 16)
+    values = block_program.solve(graph, LARGE, {}, blocks, 16, None, NO_GOAL)
+    assert values is not None
+    assert sum(values) == pytest.approx(-(-250 // moved) * moved)
+    for variable, value in zip(graph.variables, values, strict=True):
+        assert value % blocks.of(variable.path) == 0
+    rebuilt = [n for v, n in zip(graph.variables, values, strict=True) if v.path != "fetch"]
+    assert sum(rebuilt) > 0
+
+
+def test_a_layer_of_rebuilt_tokens_alone_is_filled_up() -> None:
+    question = replace(scenario(250), options=Options(paths=("recompute_resident",)))
+    graph = unit_graph(question, Schedule(stages=4, queue_depth=2))
+    assert set(Blocks(1, 16).filled(graph).tokens.values()) == {256}
 
 
 @examples(60)

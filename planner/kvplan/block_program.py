@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvplan import program
 from kvplan.allocation import Place
+from kvplan.blocks import Blocks
 from kvplan.highs import minimise_whole
 from kvplan.paths import REGISTRY
 from kvplan.program import Program, Row
@@ -41,7 +42,7 @@ def solve(
     graph: StepGraph,
     capacity: Mapping[str, float],
     quality: Mapping[str, float],
-    block: int,
+    blocks: Blocks,
     spread: int,
     free: Place | None,
     goal: Goal,
@@ -55,7 +56,7 @@ def solve(
         graph: one unit with every allowed path.
         capacity: bytes each tier may hold.
         quality: most share of all tokens that each inexact path may take.
-        block: tokens per block.
+        blocks: tokens per block.
         spread: tokens by which a stage may differ from the mean of its layer.
         free: stage and path whose tokens need not be whole blocks; None: all are whole.
         goal: when to stop.
@@ -66,7 +67,7 @@ def solve(
         A value for each variable, whole blocks but for the free ones; None where nothing of use
         was found.
     """
-    statement, whole = state(graph, capacity, quality, block, spread, free, optional=optional)
+    statement, whole = state(graph, capacity, quality, blocks, spread, free, optional=optional)
     scale, period = statement.scale, statement.period
     rows, _ = program.scaled_rows(statement)
     limits = program.scaled_limits(statement)
@@ -85,7 +86,7 @@ def state(
     graph: StepGraph,
     capacity: Mapping[str, float],
     quality: Mapping[str, float],
-    block: int,
+    blocks: Blocks,
     spread: int,
     free: Place | None,
     *,
@@ -96,11 +97,11 @@ def state(
     Returns:
         The program, and which of its columns are whole.
     """
-    graph = graph.in_blocks(block)
+    graph = blocks.filled(graph)
     statement, time_s = Program(graph), program.time_scale(graph)
     whole: dict[int, bool] = {}
     for variable in graph.variables:
-        unit = 1.0 if variable.path == "stream_weights" else float(block)
+        unit = 1.0 if variable.path == "stream_weights" else float(blocks.of(variable.path))
         column = statement.column("n", variable.ceiling, unit)
         away = variable.path in REGISTRY and REGISTRY[variable.path].attends == "away"
         staged = variable.stage is not None and (variable.stage, variable.path) != free
@@ -123,7 +124,7 @@ def state(
     ceilings = {}
     for index, variable in enumerate(graph.variables):
         if (variable.stage, variable.path) == free:
-            ceilings[index] = statement.column("ceiling", None, float(block))
+            ceilings[index] = statement.column("ceiling", None, float(blocks.of(variable.path)))
             whole[ceilings[index]] = True
             terms = {index: 1.0, ceilings[index]: -1.0}
             statement.rows.append(Row(f"ceiling[{index}]", terms, 0.0))

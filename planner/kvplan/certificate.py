@@ -46,6 +46,9 @@ MOST_FINE_ROWS = 5_000
 MOST_APART = 12
 """Layers that may stage tokens up to which all layers are told apart."""
 
+LEAST_CUT = 4
+"""Tokens of a stage up to which its range is not cut, though blocks may be smaller."""
+
 MOST_NODES = 100
 """Nodes of branch and bound that a program of layers told apart is given."""
 
@@ -210,7 +213,7 @@ def sharpened(
         mixed_rows: rows of the mixture programs to solve, about.
     """
     given = (unit, classes, capacity, quality)
-    ranges = Ranges(unit, capacity, blocks[-1])
+    ranges = Ranges(unit, capacity, max(blocks[-1], LEAST_CUT))
     if not ranges.whole:
         found = fluid.bound(*given)
         return float("inf") if found is None else found.step_s
@@ -258,7 +261,7 @@ class Ranges:
         Args:
             unit: step graph of one unit with every allowed path.
             capacity: bytes each tier may hold.
-            block: tokens of the smallest block.
+            block: tokens of a stage below which its range is not cut.
         """
         self.unit, self.per_token = unit, staging_bytes(unit)
         self.whole, self.narrow = Limits(), dict[str, float]()

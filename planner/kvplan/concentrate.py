@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.best import Best
-from kvplan.block_size import block_sizes
+from kvplan.block_size import block_sizes, finest
 from kvplan.candidates import Candidate, build_unit, least_bound
 from kvplan.dive import LARGEST, Dive, offer_rounded
 from kvplan.evaluate import Evaluation
@@ -83,7 +83,7 @@ def concentrate(scenario: Scenario, candidates: Sequence[Candidate], best: Best)
     too_large = len(plan.graph.operations) > LARGEST
     if best.step_s <= good_s or plan.schedule.axis != "token" or too_large:
         return
-    trials = _Trials(scenario, plan, block_sizes(scenario)[-1])
+    trials = _Trials(scenario, plan, finest(scenario))
     found = trials.falling(first)
     if found.dive.step_s > best.step_s * NEAR:
         return
@@ -143,7 +143,7 @@ class _Trials:
             if optimum is None:
                 break
             values = optimum.values[: len(graph.variables)]
-            fewer = without_few(trial.structure, graph, values, self.block)
+            fewer = without_few(trial.structure, graph, values, block_sizes(self.scenario)[-1])
             if fewer == trial.structure:
                 break
             found = self.stated(trial.candidate, trial.spread, fewer)

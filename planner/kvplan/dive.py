@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvplan.allocation import Place, laid_out
 from kvplan.best import Best
+from kvplan.block_size import blocks_in
 from kvplan.candidates import Candidate
 from kvplan.errors import KvplanError
 from kvplan.evaluate import Evaluation, evaluate
@@ -79,10 +80,12 @@ class Dive:
             scenario: the question; its blocks are what a stage may differ by from the mean of its
                 layer.
             graph: the whole step, or a run of layers; its paths are kept.
-            block: tokens per block of the plan.
+            block: tokens per block of the plan; what is rebuilt fills whole tiles, too.
             capacity: bytes each tier may hold; None: the question's.
         """
-        self.scenario, self.block, self.graph = scenario, block, graph.in_blocks(block)
+        self.scenario, self.block, blocks = scenario, block, blocks_in(scenario, block)
+        self.graph = blocks.filled(graph)
+        self.sizes = [blocks.of(variable.path) for variable in graph.variables]
         self.solver = repeated(scenario, self.graph, scenario.workload.block, capacity)
         self.held: set[int] = set()
         self.has_spare = self.is_stuck = False
@@ -180,11 +183,11 @@ class Dive:
             while free:
                 if found is None or found.step_s > most_s:
                     return None
-                blocks = {index: found.values[index] / self.block for index in free}
+                blocks = {index: found.values[index] / self.sizes[index] for index in free}
                 nearest = min(free, key=lambda index: abs(blocks[index] - round(blocks[index])))
                 free.remove(nearest)
                 before = found
-                found = self.hold(nearest, float(self.block), blocks[nearest], before)
+                found = self.hold(nearest, float(self.sizes[nearest]), blocks[nearest], before)
                 if found is None:
                     found = self.hold_instead(nearest, blocks[nearest], done, before)
                 done.append(nearest)
@@ -226,11 +229,11 @@ class Dive:
         for row in self.solver.program.rows:
             if row.name.startswith(("capacity[", "quality[")):
                 sizes = [
-                    size
+                    size * self.sizes[column]
                     for column, size in row.terms.items()
                     if column < len(variables) and variables[column].path in REGISTRY
                 ]
-                yield row.name, row.bound - spare_blocks * self.block * max(sizes, default=0.0)
+                yield row.name, row.bound - spare_blocks * max(sizes, default=0.0)
 
     def least(self, spare_blocks: int | None = None) -> Least | None:
         """The least step with what is held so far; None where nothing fits, or the solver gives
@@ -252,10 +255,11 @@ class Dive:
         for column, buffer in zip(self.solver.program.buffers, self.graph.buffers, strict=True):
             tokens: dict[float, float] = {}
             for tenant in buffer.tenants:
-                for index, size in tenant.items():
+                for index, each in tenant.items():
+                    size = each * self.sizes[index]
                     tokens[size] = tokens.get(size, 0.0) + found.values[index]
             if buffer.holds == "stages" and tokens:
-                yield column, max(tokens, key=tokens.__getitem__) * self.block
+                yield column, max(tokens, key=tokens.__getitem__)
 
     def places(self, backwards: bool) -> Iterator[list[int]]:
         """Variables of each layer that are to be whole blocks; the others follow from them."""
@@ -267,7 +271,8 @@ class Dive:
         for layer in sorted(own, reverse=backwards):
             members = own[layer]
             kept = [i for i in members if REGISTRY[variables[i].path].attends == "resident"]
-            follows = kept[:1] or members[-1:]
+            finest = sorted(members, key=lambda i: (self.sizes[i], -i))
+            follows = kept[:1] or finest[:1]
             yield [index for index in members if index not in follows]
 
     def hold(
@@ -291,7 +296,7 @@ class Dive:
         """
         self.is_stuck = False
         for other in others[:MOST_CHANGED]:
-            number = round(before.values[other] / self.block)
+            number = round(before.values[other] / self.sizes[other])
             for changed in (number - 1, number + 1):
                 for own in (math.floor(wanted), math.ceil(wanted)):
                     found = self.hold_all({other: changed, index: own})
@@ -306,7 +311,8 @@ class Dive:
         if min(numbers.values()) < 0:
             return None
         for index, number in numbers.items():
-            self.solver.hold(index, float(number * self.block), float(number * self.block))
+            tokens = float(number * self.sizes[index])
+            self.solver.hold(index, tokens, tokens)
         return self.least()
 
     def _hold(

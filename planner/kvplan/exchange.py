@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvplan.allocation import Allocation, Place, laid_out, unevenness
+from kvplan.block_size import blocks_in
 from kvplan.evaluate import Evaluation, evaluate, overflow
 from kvplan.paths import REGISTRY
 from kvplan.scenario import Scenario
@@ -48,7 +49,7 @@ def exchanged(scenario: Scenario, plan: Evaluation, target_s: float, block: int)
             layer.
         plan: what to start from.
         target_s: step at which to stop.
-        block: tokens per block of the plan.
+        block: tokens per block of the plan; as many move as a block of what is rebuilt has.
     """
     found = _exchanged(scenario, plan, target_s, block, backwards=False)
     if target_s < found.step_s <= target_s * WORTH_AGAIN:
@@ -103,7 +104,7 @@ class _Board:
 
     def __init__(self, scenario: Scenario, plan: Evaluation, block: int) -> None:
         self.scenario, self.graph = scenario, plan.graph
-        self.block = block
+        self.least, self.block = block, blocks_in(scenario, block).rebuilt
         self.values = list(plan.values)
         self.waits = Waits.of(self.graph)
         self.durations = self.graph.durations(self.values)
@@ -263,9 +264,9 @@ class _Board:
         parts: list[dict[Place, int]] = [{} for _ in self.graph.tokens]
         for variable, value in zip(self.graph.variables, self.values, strict=True):
             if variable.path in REGISTRY:
-                blocks = -(-round(value) // self.block)
+                blocks = -(-round(value) // self.least)
                 parts[variable.layer][variable.stage, variable.path] = blocks
         return tuple(
-            laid_out(self.scenario.cached_tokens(layer), self.block, mix)
+            laid_out(self.scenario.cached_tokens(layer), self.least, mix)
             for layer, mix in enumerate(parts)
         )

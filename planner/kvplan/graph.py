@@ -141,9 +141,9 @@ class StepGraph:
         ends = self.operations[before].resource, self.operations[index].resource
         return self.edge_s.get(ends, 0.0) if None not in ends else 0.0  # type: ignore[arg-type]
 
-    def in_blocks(self, block: int) -> StepGraph:
-        """The same with the tokens of each layer filled up to whole blocks."""
-        filled = {layer: -(-count // block) * block for layer, count in self.tokens.items()}
+    def in_blocks(self, size: Mapping[int, int]) -> StepGraph:
+        """The same with the tokens of each layer filled up to whole blocks of its size."""
+        filled = {i: -(-count // size[i]) * size[i] for i, count in self.tokens.items()}
         return replace(self, tokens=filled)
 
     def copies_of(self, operation: Operation) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from kvplan import block_program
 from kvplan.best import Best
 from kvplan.block_program import Goal
-from kvplan.block_size import block_sizes
+from kvplan.block_size import blocks_in, finest
 from kvplan.candidates import Candidate, build_unit
 from kvplan.curve import ZERO
 from kvplan.dive import Dive, offer_rounded
@@ -74,7 +74,7 @@ class Rounding:
             effort: how much branch and bound may do for each.
         """
         self.scenario, self.best, self.good_s = scenario, best, good_s
-        self.block = block_sizes(scenario)[-1]
+        self.block = finest(scenario)
         self.most, self.effort, self.done = most, effort, set[Layout]()
 
     def offer(self, layout: Layout, candidate: Candidate) -> None:
@@ -190,7 +190,7 @@ def blocks_of(
     values: Sequence[float] | None
     if len(unit.variables) <= MOST_PLACES:
         values = block_program.solve(
-            unit, capacity, scenario.quality, block, load.block, None, goal,
+            unit, capacity, scenario.quality, blocks_in(scenario, block), load.block, None, goal,
             effort * most_nodes(unit), optional=False,
         )  # fmt: skip
     else:

@@ -61,6 +61,8 @@ class Path:
         latency: seconds of a query, and of a partial result, to where it is attended; None for
             those to the host.
         staging: extra bytes per token in a staging buffer beside K and V in the cache format.
+        tiled: whether K and V come from a matrix product, for which a part of a tile takes as long
+            as a whole one.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Path:
     precision: str | None = None
     staging: Callable[[LayerSpec, str], float] = lambda layer, dtype: 0.0
     latency: Callable[[HardwareProfile], float | None] = lambda hardware: None
+    tiled: bool = False
 
     def available(self, hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> bool:
         """Whether this machine can run every leg; with one memory for all, only inside it."""
@@ -135,6 +138,7 @@ RECOMPUTE = Path(
         _rebuild(hardware, layer, weights),
     ),
     staging=_activation,
+    tiled=True,
 )
 
 RECOMPUTE_RESIDENT = Path(
@@ -142,6 +146,7 @@ RECOMPUTE_RESIDENT = Path(
     summary="activations stay in HBM and K and V are rebuilt",
     stored=lambda layer, dtype: {"hbm": _activation(layer, dtype)},
     legs=lambda hardware, layer, dtype, weights: (_rebuild(hardware, layer, weights),),
+    tiled=True,
 )
 
 ATTEND_HOST = Path(

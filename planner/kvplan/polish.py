@@ -9,7 +9,7 @@ from kvplan import block_program
 from kvplan.allocation import Place, in_groups, placed
 from kvplan.best import Best
 from kvplan.block_program import MOST_NODES, Goal
-from kvplan.block_size import block_sizes, with_block
+from kvplan.block_size import block_sizes, blocks_in, with_block
 from kvplan.candidates import Candidate, least_bound
 from kvplan.dive import LARGEST as LARGEST_DIVE
 from kvplan.dive import Dive, offer_rounded
@@ -135,13 +135,13 @@ def in_blocks(
     optional: bool = True,
 ) -> Evaluation | None:
     """The plan of the block program of a unit; None where it has none of use."""
-    capacity = dict(scenario.capacity)
+    capacity, blocks = dict(scenario.capacity), blocks_in(scenario, block)
     margin = block_bytes(with_block(scenario, block))
     if free is not None:
         capacity = {tier: limit - margin.get(tier, 0.0) for tier, limit in capacity.items()}
     for _ in range(TRIES):
         values = block_program.solve(
-            unit, capacity, scenario.quality, block, scenario.workload.block, free, goal, nodes,
+            unit, capacity, scenario.quality, blocks, scenario.workload.block, free, goal, nodes,
             optional=optional,
         )  # fmt: skip
         if values is None:

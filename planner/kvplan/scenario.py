@@ -40,8 +40,8 @@ class Options:
         queue_depths: queue depths to try.
         boundary: see `Schedule`.
         mode: see `Schedule`.
-        refine_blocks: whether blocks may be cut to as little as 4 tokens where whole ones
-            leave a gap that is not good enough.
+        refine_blocks: whether blocks may be cut, to single tokens at last, where whole ones leave a
+            gap that is not good enough.
         weights: ``resident``, ``streamed``, or ``auto``: streamed only where they do not fit.
         flexgen: FlexGen's six percentages for its baseline; None lets it search for its own.
         good_gap: proven distance from the optimum that is good enough, as a share: the search goes

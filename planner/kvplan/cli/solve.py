@@ -53,7 +53,7 @@ def write_program(scenario: Scenario, plan: Plan, path: str) -> None:
     write = {".lp": program_pulp.write_lp, ".mps": program_pulp.write_mps}[Path(path).suffix]
     statement = program.state(
         unit_graph(scenario, schedule_of(plan)), scenario.capacity, quality=scenario.quality,
-        block=plan.decision.block,
+        block=scenario.workload.block,
     )  # fmt: skip
     write(statement, path)
 
