@@ -28,7 +28,10 @@ MOST_SOLVES = 60
 MOST_STATED = 12_000
 """Operations of all of these programs at most."""
 
-MOST_MIXED_ROWS = 6_000
+MOST_STATED_MIXED = 200_000
+"""The same where mixture programs are solved as well."""
+
+MOST_MIXED_ROWS = 30_000
 """Rows of the mixture programs solved while branching over one schedule, about."""
 
 WORTH_MIXING = 15e-2
@@ -217,8 +220,9 @@ def sharpened(
     if not ranges.whole:
         found = fluid.bound(*given)
         return float("inf") if found is None else found.step_s
-    heap: list[tuple[float, int, fluid.Fluid, Limits, bool]] = []
-    most_solves = len(ranges.whole) * min(MOST_SOLVES, MOST_STATED // len(unit.operations))
+    heap: list[tuple[float, int, fluid.Fluid, Limits, int]] = []
+    most_stated = MOST_STATED_MIXED if mixed_rows else MOST_STATED
+    most_solves = len(ranges.whole) * min(MOST_SOLVES, most_stated // len(unit.operations))
     solves = 0
 
     def branch(limits: Limits, known_s: float = 0.0) -> None:
@@ -226,20 +230,23 @@ def sharpened(
         solves += 1
         found = fluid.bound(*given, staging=ranges.staging(limits))
         if found is not None:
-            heapq.heappush(heap, (max(found.step_s, known_s), solves, found, limits, False))
+            heapq.heappush(heap, (max(found.step_s, known_s), solves, found, limits, 0))
 
     branch(ranges.whole)
     while heap:
         bound_s, number, found, limits, mixed = heap[0]
         if bound_s >= target_s:
             return bound_s
-        if not mixed and mixed_rows > 0 and ranges.is_narrow(limits):
-            stated = mixture.state(*given, blocks[0], ranges.staging(limits))
-            mixed_rows -= len(stated.program.rows)
-            mixed_s = mixture.solve(stated)
-            heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, True))
-            continue
         holds = ranges.to_cut(limits, found, classes)
+        if mixed_rows > 0 and mixed < (1 if holds else 2) and ranges.is_narrow(limits):
+            stated = mixture.state(*given, blocks[0], ranges.staging(limits), fine=mixed == 1)
+            rows = len(stated.program.rows)
+            mixed_s = 0.0
+            if not mixed or rows <= MOST_FINE_ROWS:
+                mixed_rows -= rows
+                mixed_s = mixture.solve(stated)
+            heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, mixed + 1))
+            continue
         if holds is None or solves + 2 > most_solves:
             return bound_s
         heapq.heappop(heap)
