@@ -18,7 +18,6 @@ from kvplan import fluid, mixture
 from kvplan.block_size import block_sizes
 from kvplan.candidates import Candidate, filled_groups, unit_graph
 from kvplan.scenario import Scenario
-from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
 from kvplan.step import StepGraph
 
@@ -36,9 +35,6 @@ MOST_MIXED_ROWS = 30_000
 
 WORTH_MIXING = 15e-2
 """Gap up to which mixture programs are asked: they raise bounds by a percent or two."""
-
-LEAST_RISE = 2e-4
-"""Share by which mixtures must raise a bound for others to be asked."""
 
 MOST_ROWS = 50_000
 """Rows of mixture programs stated in one search, beside those of branching, at most."""
@@ -78,12 +74,9 @@ def raise_bounds(
         scenario: the question.
         candidates: every schedule; their bounds are raised in place.
         step_s: step of the plan found.
-        mixing: whether to ask mixtures of layers where branching alone does not reach it. Waits
-            matter less with fewer stages and more buffers, so where a schedule's mixture brings
-            nothing, none is tried for these.
+        mixing: whether to ask mixtures of layers where branching alone does not reach it.
     """
     target_s, rows = step_s / (1 + scenario.options.good_gap) * (1 + ROUNDING), 0
-    in_vain: list[Schedule] = []
     sparse = mixing and is_sparse(scenario)
     while rows < MOST_ROWS:
         candidate = min(candidates, key=lambda c: c.bound_s)
@@ -96,12 +89,9 @@ def raise_bounds(
                 continue
         elif mixing and not candidate.mixed:
             candidate.mixed = True
-            if not any(is_calmer(candidate.schedule, s) for s in in_vain):
-                found_s, more = mixed(scenario, candidate, target_s)
-                rows += more
-                if found_s <= candidate.bound_s * (1 + LEAST_RISE):
-                    in_vain.append(candidate.schedule)
-                candidate.bound_s = max(candidate.bound_s, found_s)
+            found_s, more = mixed(scenario, candidate, target_s)
+            rows += more
+            candidate.bound_s = max(candidate.bound_s, found_s)
             if sparse:
                 continue
         elif sparse and not candidate.apart:
@@ -169,7 +159,9 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
     if not mixture.applies(unit, scenario.classes, groups):
         return 0.0, 0
     best_s, rows = 0.0, 0
-    for fine in (True,) if candidate.schedule.stream_weights else (False, True):
+    for fine in (False, True) if groups else (False,):
+        if not fine and candidate.schedule.stream_weights:
+            continue  # asked before
         stated = mixture.state(*given, blocks[0], fine=fine, groups=groups)
         if fine and len(stated.program.rows) > MOST_FINE_ROWS:
             continue
@@ -180,19 +172,6 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
     if groups:
         return best_s, rows
     return max(best_s, sharpened(*given, blocks, target_s, MOST_MIXED_ROWS)), rows
-
-
-def is_calmer(schedule: Schedule, other: Schedule) -> bool:
-    """Whether a schedule has no more stages and no fewer buffers than another.
-
-    >>> is_calmer(Schedule(stages=4, queue_depth=3), Schedule(stages=5, queue_depth=2))
-    True
-    """
-    return (
-        schedule.stream_weights == other.stream_weights
-        and schedule.stages <= other.stages
-        and schedule.queue_depth >= other.queue_depth
-    )
 
 
 def sharpened(
