@@ -25,6 +25,7 @@ from kvplan import certificate, fluid, mixture
 from kvplan.allocation import Segment
 from kvplan.candidates import filled_groups, unit_layers
 from kvplan.evaluate import Evaluation, evaluate
+from kvplan.highs import Related
 from kvplan.mixture_statement import Mixture
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
@@ -214,6 +215,25 @@ def test_mixtures_of_shapes_bound_every_plan(judged: tuple[Scenario, Evaluation]
             stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, staging, fine=fine)
             pin(stated, scenario, plan)
             assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
+
+
+@examples(40)
+@given(plans() | plans(streamed=True) | waiting_plans() | tiered_plans(), st.data())
+def test_mixtures_are_solved_from_others_and_only_as_far_as_wanted(
+    judged: tuple[Scenario, Evaluation], data: st.DataObject
+) -> None:
+    """What is known of a step is never above its optimum, and is it up to what is wanted."""
+    scenario, plan = judged
+    largest, programs = largest_stage(plan), Related()
+    for graph in graphs_of(scenario, plan):
+        assume(mixture.applies(graph, scenario.classes))
+        for ratio in data.draw(st.lists(st.sampled_from((0.5, 0.999, 1.001, 2.0)), max_size=4)):
+            staging = Staging(0.0, largest * ratio, staging_bytes(graph))
+            stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, staging)
+            optimum_s = mixture.solve(stated)
+            most_s = min(optimum_s, 1e9) * data.draw(st.sampled_from((0.5, 0.999, 1.001, 2.0)))
+            found_s = mixture.solve(stated, most_s, programs)
+            assert min(optimum_s, most_s) * (1 - 1e-6) <= found_s <= optimum_s * (1 + 1e-6)
 
 
 @examples(30)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from kvplan import fluid, mixture
 from kvplan.block_size import block_sizes
 from kvplan.candidates import Candidate, filled_groups, unit_graph
+from kvplan.highs import Related
 from kvplan.scenario import Scenario
 from kvplan.staging import Staging, staging_bytes
 from kvplan.step import StepGraph
@@ -27,10 +28,12 @@ MOST_SOLVES = 60
 MOST_STATED = 12_000
 """Operations of all of these programs at most."""
 
-MOST_STATED_MIXED = 200_000
-"""The same where mixture programs are solved as well."""
+OFTENER = 4
+"""How many times as many programs may be where mixtures are solved too, which take longer; of as
+many times the operations each.
+"""
 
-MOST_MIXED_ROWS = 30_000
+MOST_MIXED_ROWS = 100_000
 """Rows of the mixture programs solved while branching over one schedule, about."""
 
 WORTH_MIXING = 15e-2
@@ -45,9 +48,6 @@ MOST_FINE_ROWS = 5_000
 MOST_APART = 12
 """Layers that may stage tokens up to which all layers are told apart."""
 
-LEAST_CUT = 4
-"""Tokens of a stage up to which its range is not cut, though blocks may be smaller."""
-
 MOST_NODES = 100
 """Nodes of branch and bound that a program of layers told apart is given."""
 
@@ -57,7 +57,7 @@ ROUNDING = 1e-12
 NEAR_ENDS = 1.5
 """Ratio of an interval's ends below which its mixture is asked."""
 
-NARROW = 1.05
+NARROW = 1.02
 """Ratio of an interval's ends below which it is not cut."""
 
 MOST_PARTS = 256
@@ -135,7 +135,7 @@ def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float
         unit, groups = mixed_unit(scenario, candidate)
         if mixture.applies(unit, scenario.classes, groups):
             stated = mixture.state(unit, *given, blocks[0], groups=groups)
-            return max(found_s, mixture.solve(stated))
+            return max(found_s, mixture.solve(stated, target_s))
     return found_s
 
 
@@ -166,7 +166,7 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
         if fine and len(stated.program.rows) > MOST_FINE_ROWS:
             continue
         rows += len(stated.program.rows)
-        best_s = max(best_s, mixture.solve(stated))
+        best_s = max(best_s, mixture.solve(stated, target_s))
         if best_s >= target_s:
             return best_s, rows
     if groups:
@@ -195,14 +195,15 @@ def sharpened(
         mixed_rows: rows of the mixture programs to solve, about.
     """
     given = (unit, classes, capacity, quality)
-    ranges = Ranges(unit, capacity, max(blocks[-1], LEAST_CUT))
+    ranges = Ranges(unit, capacity, blocks[-1])
     if not ranges.whole:
         found = fluid.bound(*given)
         return float("inf") if found is None else found.step_s
     heap: list[tuple[float, int, fluid.Fluid, Limits, int]] = []
-    most_stated = MOST_STATED_MIXED if mixed_rows else MOST_STATED
-    most_solves = len(ranges.whole) * min(MOST_SOLVES, most_stated // len(unit.operations))
-    solves = 0
+    times = OFTENER if mixed_rows else 1
+    most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(unit.operations))
+    most_solves = len(ranges.whole) * most
+    solves, programs = 0, (Related(), Related())
 
     def branch(limits: Limits, known_s: float = 0.0) -> None:
         nonlocal solves
@@ -223,7 +224,7 @@ def sharpened(
             mixed_s = 0.0
             if not mixed or rows <= MOST_FINE_ROWS:
                 mixed_rows -= rows
-                mixed_s = mixture.solve(stated)
+                mixed_s = mixture.solve(stated, target_s, programs[mixed])
             heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, mixed + 1))
             continue
         if holds is None or solves + 2 > most_solves:
@@ -247,7 +248,7 @@ class Ranges:
         Args:
             unit: step graph of one unit with every allowed path.
             capacity: bytes each tier may hold.
-            block: tokens of a stage below which its range is not cut.
+            block: tokens of the smallest block.
         """
         self.unit, self.per_token = unit, staging_bytes(unit)
         self.whole, self.narrow = Limits(), dict[str, float]()

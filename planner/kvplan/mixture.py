@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from kvplan import program
 from kvplan.errors import KvplanError
-from kvplan.highs import least_whole, minimise
+from kvplan.highs import Related, least_whole
 from kvplan.mixture_layers import Kind, define_kind
 from kvplan.mixture_statement import Mixture, Terms, add
 from kvplan.staging import Staging, pause_of
@@ -99,17 +99,25 @@ def state(
     return mixture
 
 
-def solve(mixture: Mixture) -> float:
-    """Seconds of a step at the optimum: infinite if nothing fits, 0 if the solver gives up."""
+def solve(mixture: Mixture, most_s: float = float("inf"), programs: Related | None = None) -> float:
+    """Seconds of a step at the optimum: infinite if nothing fits, 0 if the solver gives up.
+
+    Args:
+        mixture: the program.
+        most_s: seconds above which more need not be known; then it is these, or more.
+        programs: what solved programs of the same shapes before.
+    """
     stated = mixture.program
     rows, _ = program.scaled_rows(stated)
+    given = ({stated.period: 1.0}, rows, program.scaled_limits(stated))
+    period_s = stated.scale[stated.period]
     try:
-        found = minimise({stated.period: 1.0}, rows, program.scaled_limits(stated))
+        found = (programs or Related()).minimise(*given, most_s / period_s)
     except KvplanError:
         return 0.0
     if found is None:
-        return float("inf")
-    return found.values[stated.period] * stated.scale[stated.period]
+        return most_s
+    return found.values[stated.period] * period_s
 
 
 def solve_whole(mixture: Mixture, nodes: int) -> float:
