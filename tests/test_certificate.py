@@ -314,6 +314,6 @@ def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluatio
     for graph in graphs_of(scenario, plan):
         mixes = 10_000 * mixture.applies(graph, scenario.classes)
         found = certificate.sharpened(
-            graph, scenario.classes, capacity, {}, [1], plan.step_s * 2, mixes
+            graph, scenario.classes, capacity, {}, [1], plan.step_s * 2, graph, mixes
         )
         assert found <= plan.step_s * (1 + 1e-6)

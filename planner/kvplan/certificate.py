@@ -171,44 +171,48 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
             return best_s, rows
     if groups:
         return best_s, rows
-    return max(best_s, sharpened(*given, blocks, target_s, MOST_MIXED_ROWS)), rows
+    bound_s = sharpened(candidate.flow, *given[1:], blocks, target_s, unit, MOST_MIXED_ROWS)
+    return max(best_s, bound_s), rows
 
 
 def sharpened(
-    unit: StepGraph,
+    graph: StepGraph,
     classes: Sequence[int],
     capacity: Mapping[str, float],
     quality: Mapping[str, float],
     blocks: Sequence[int],
     target_s: float,
+    unit: StepGraph | None = None,
     mixed_rows: int = 0,
 ) -> float:
     """Lower bound on the step of one schedule, seconds; at most about ``target_s`` is tried.
 
     Args:
-        unit: step graph of one unit with every allowed path.
+        graph: step graph that has the fluid program.
         classes: class number of every layer.
         capacity: bytes each tier may hold.
         quality: most share of all tokens that each inexact path may take.
         blocks: tokens per block that plans may be made of, the largest first.
         target_s: where to stop.
+        unit: step graph of one unit, with every allowed path, that has the mixture program.
         mixed_rows: rows of the mixture programs to solve, about.
     """
-    given = (unit, classes, capacity, quality)
-    ranges = Ranges(unit, capacity, blocks[-1])
+    given = (classes, capacity, quality)
+    ranges = Ranges(graph, capacity, blocks[-1])
     if not ranges.whole:
-        found = fluid.bound(*given)
+        found = fluid.bound(graph, *given)
         return float("inf") if found is None else found.step_s
     heap: list[tuple[float, int, fluid.Fluid, Limits, int]] = []
     times = OFTENER if mixed_rows else 1
-    most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(unit.operations))
+    most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(graph.operations))
     most_solves = len(ranges.whole) * most
     solves, programs = 0, (Related(), Related())
+    per_token = staging_bytes(unit) if unit is not None else {}
 
     def branch(limits: Limits, known_s: float = 0.0) -> None:
         nonlocal solves
         solves += 1
-        found = fluid.bound(*given, staging=ranges.staging(limits))
+        found = fluid.bound(graph, *given, staging=ranges.staging(limits))
         if found is not None:
             heapq.heappush(heap, (max(found.step_s, known_s), solves, found, limits, 0))
 
@@ -218,8 +222,10 @@ def sharpened(
         if bound_s >= target_s:
             return bound_s
         holds = ranges.to_cut(limits, found, classes)
-        if mixed_rows > 0 and mixed < (1 if holds else 2) and ranges.is_narrow(limits):
-            stated = mixture.state(*given, blocks[0], ranges.staging(limits), fine=mixed == 1)
+        more = mixed_rows > 0 and mixed < (1 if holds else 2)
+        if unit is not None and more and ranges.is_narrow(limits):
+            staging = replace(ranges.staging(limits), per_token=per_token)
+            stated = mixture.state(unit, *given, blocks[0], staging, fine=mixed == 1)
             rows = len(stated.program.rows)
             mixed_s = 0.0
             if not mixed or rows <= MOST_FINE_ROWS:
@@ -242,18 +248,18 @@ Limits = dict[str, tuple[float, float]]
 class Ranges:
     """What a buffer of stages, and one of streamed weights, may be as large as."""
 
-    def __init__(self, unit: StepGraph, capacity: Mapping[str, float], block: int) -> None:
+    def __init__(self, graph: StepGraph, capacity: Mapping[str, float], block: int) -> None:
         """The whole ranges.
 
         Args:
-            unit: step graph of one unit with every allowed path.
+            graph: step graph that has the fluid program.
             capacity: bytes each tier may hold.
             block: tokens of the smallest block.
         """
-        self.unit, self.per_token = unit, staging_bytes(unit)
+        self.graph, self.per_token = graph, staging_bytes(graph)
         self.whole, self.narrow = Limits(), dict[str, float]()
         for holds in ("stages", "weights"):
-            most = largest_bytes(unit, capacity, holds)
+            most = largest_bytes(graph, capacity, holds)
             if most > 0:
                 self.narrow[holds] = most / MOST_PARTS
                 if holds == "stages":
@@ -282,13 +288,13 @@ class Ranges:
         if len(wide) < 2:
             return wide[0] if wide else None
         staging, fixed_s = self.staging(limits), dict.fromkeys(wide, 0.0)
-        for operation in self.unit.operations:
+        for operation in self.graph.operations:
             if operation.resource != "h2d" or not operation.variables:
                 continue
-            variable = self.unit.variables[operation.variables[0]]
+            variable = self.graph.variables[operation.variables[0]]
             tokens = found.tokens[classes[variable.layer], variable.path]
             holds = "weights" if operation.operation == "load_weights" else "stages"
-            stages = self.unit.schedule.stages if holds == "stages" else 1
+            stages = self.graph.schedule.stages if holds == "stages" else 1
             most = max(piece.fixed_s for piece in operation.curve.pieces)
             fixed_s[holds] += most * tokens / stages / max(staging.ceiling(operation), 1e-9)
         return max(wide, key=lambda each: fixed_s[each] * (self.ratio(limits, each) ** 0.5 - 1))
