@@ -312,8 +312,10 @@ def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluatio
     plan = evaluate(scenario, schedule, plan.allocation, plan.streamed)
     capacity = {tier: size * (1 + EXACT) + 1.0 for tier, size in plan.memory_bytes.items()}
     for graph in graphs_of(scenario, plan):
-        mixes = 10_000 * mixture.applies(graph, scenario.classes)
+        mixtures = None
+        if mixture.applies(graph, scenario.classes):
+            mixtures = certificate.Mixtures(graph, scenario.classes, capacity, {}, 1, 10_000)
         found = certificate.sharpened(
-            graph, scenario.classes, capacity, {}, [1], plan.step_s * 2, graph, mixes
+            graph, scenario.classes, capacity, {}, [1], plan.step_s * 2, mixtures
         )
         assert found <= plan.step_s * (1 + 1e-6)

@@ -151,8 +151,9 @@ def mixed_unit(scenario: Scenario, candidate: Candidate) -> tuple[StepGraph, int
 
 
 def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[float, int]:
-    """A bound from the mixture of a candidate's layers, seconds, and the rows it took: coarse
-    shapes (asked before with streamed weights), then fine ones, then coarse ones while branching.
+    """A bound from the mixture of a candidate's layers, seconds, and the rows it took beside those
+    of branching: coarse shapes (asked before with streamed weights), then on the layer axis fine
+    ones, on the token axis both while branching.
     """
     (unit, groups), blocks = mixed_unit(scenario, candidate), block_sizes(scenario)
     given = (unit, scenario.classes, scenario.capacity, scenario.quality)
@@ -171,8 +172,55 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
             return best_s, rows
     if groups:
         return best_s, rows
-    bound_s = sharpened(candidate.flow, *given[1:], blocks, target_s, unit, MOST_MIXED_ROWS)
-    return max(best_s, bound_s), rows
+    mixtures = Mixtures(*given, blocks[0], MOST_MIXED_ROWS)
+    return max(best_s, sharpened(candidate.flow, *given[1:], blocks, target_s, mixtures)), rows
+
+
+class Mixtures:
+    """Mixture programs of one schedule whose staging buffers are within limits, each solved from
+    the one before.
+    """
+
+    def __init__(
+        self,
+        unit: StepGraph,
+        classes: Sequence[int],
+        capacity: Mapping[str, float],
+        quality: Mapping[str, float],
+        block: int,
+        rows: int,
+    ) -> None:
+        """None is solved yet.
+
+        Args:
+            unit: step graph of one unit with every allowed path.
+            classes: class number of every layer.
+            capacity: bytes each tier may hold.
+            quality: most share of all tokens that each inexact path may take.
+            block: tokens of the largest block that plans may be made of.
+            rows: those of all programs, at most, about.
+        """
+        self._given = (unit, classes, capacity, quality, block)
+        self._per_token = staging_bytes(unit)
+        self._programs = (Related(), Related())
+        self.left = rows
+
+    def bound_s(self, staging: Staging, target_s: float, *, fine: bool) -> float:
+        """Seconds that no plan within limits is below, as far as the target; 0 where the program is
+        too large.
+
+        Args:
+            staging: the limits.
+            target_s: where to stop.
+            fine: tell layers with some empty stages apart.
+        """
+        staging = replace(staging, per_token=self._per_token)
+        stated = mixture.state(*self._given, staging, fine=fine)
+        rows = len(stated.program.rows)
+        if fine and rows > MOST_FINE_ROWS:
+            return 0.0
+        self.left -= rows
+        return mixture.solve(stated, target_s, self._programs[fine])
 
 
 def sharpened(
@@ -182,8 +230,7 @@ def sharpened(
     quality: Mapping[str, float],
     blocks: Sequence[int],
     target_s: float,
-    unit: StepGraph | None = None,
-    mixed_rows: int = 0,
+    mixtures: Mixtures | None = None,
 ) -> float:
     """Lower bound on the step of one schedule, seconds; at most about ``target_s`` is tried.
 
@@ -194,8 +241,7 @@ def sharpened(
         quality: most share of all tokens that each inexact path may take.
         blocks: tokens per block that plans may be made of, the largest first.
         target_s: where to stop.
-        unit: step graph of one unit, with every allowed path, that has the mixture program.
-        mixed_rows: rows of the mixture programs to solve, about.
+        mixtures: what knows the waits of the schedule, too; None: nothing.
     """
     given = (classes, capacity, quality)
     ranges = Ranges(graph, capacity, blocks[-1])
@@ -203,11 +249,10 @@ def sharpened(
         found = fluid.bound(graph, *given)
         return float("inf") if found is None else found.step_s
     heap: list[tuple[float, int, fluid.Fluid, Limits, int]] = []
-    times = OFTENER if mixed_rows else 1
+    times = 1 if mixtures is None else OFTENER
     most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(graph.operations))
     most_solves = len(ranges.whole) * most
-    solves, programs = 0, (Related(), Related())
-    per_token = staging_bytes(unit) if unit is not None else {}
+    solves = 0
 
     def branch(limits: Limits, known_s: float = 0.0) -> None:
         nonlocal solves
@@ -222,15 +267,9 @@ def sharpened(
         if bound_s >= target_s:
             return bound_s
         holds = ranges.to_cut(limits, found, classes)
-        more = mixed_rows > 0 and mixed < (1 if holds else 2)
-        if unit is not None and more and ranges.is_narrow(limits):
-            staging = replace(ranges.staging(limits), per_token=per_token)
-            stated = mixture.state(unit, *given, blocks[0], staging, fine=mixed == 1)
-            rows = len(stated.program.rows)
-            mixed_s = 0.0
-            if not mixed or rows <= MOST_FINE_ROWS:
-                mixed_rows -= rows
-                mixed_s = mixture.solve(stated, target_s, programs[mixed])
+        asked = mixtures is not None and mixtures.left > 0 and ranges.is_narrow(limits)
+        if mixtures is not None and asked and mixed < (1 if holds else 2):  # fine ones at the end
+            mixed_s = mixtures.bound_s(ranges.staging(limits), target_s, fine=mixed == 1)
             heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, mixed + 1))
             continue
         if holds is None or solves + 2 > most_solves:
