@@ -23,19 +23,14 @@ class Blocks:
     moved: int
     rebuilt: int
 
-    @staticmethod
-    def alike(block: int) -> Blocks:
-        """The same size for all paths."""
-        return Blocks(block, block)
-
     def of(self, path: str) -> int:
         """Those of a path."""
         return self.rebuilt if path in REGISTRY and REGISTRY[path].tiled else self.moved
 
     def filled(self, graph: StepGraph) -> StepGraph:
         """A graph with the tokens of each layer filled up to whole blocks of its paths."""
-        least = {
-            layer: min((self.of(v.path) for v in graph.variables if v.layer == layer), default=1)
-            for layer in graph.tokens
-        }
-        return graph.in_blocks(least)
+        sizes = dict.fromkeys(graph.tokens, self.rebuilt)
+        for variable in graph.variables:
+            if variable.path in REGISTRY and variable.layer in sizes:
+                sizes[variable.layer] = min(sizes[variable.layer], self.of(variable.path))
+        return graph.in_blocks(sizes)

@@ -100,11 +100,12 @@ def state(
 
 
 def solve(mixture: Mixture, most_s: float = float("inf"), programs: Related | None = None) -> float:
-    """Seconds of a step at the optimum: infinite if nothing fits, 0 if the solver gives up.
+    """Seconds of a step at the optimum, or that it is not below: 0 if the solver gives up.
 
     Args:
         mixture: the program.
-        most_s: seconds above which more need not be known; then it is these, or more.
+        most_s: seconds above which more need not be known: where the optimum is above them, or
+            nothing fits, it is these or more.
         programs: what solved programs of the same shapes before.
     """
     stated = mixture.program
