@@ -25,7 +25,7 @@ class Blocks:
 
     def of(self, path: str) -> int:
         """Those of a path."""
-        return self.rebuilt if path in REGISTRY and REGISTRY[path].tiled else self.moved
+        return self.rebuilt if path in REGISTRY and REGISTRY[path].rebuilds else self.moved
 
     def filled(self, graph: StepGraph) -> StepGraph:
         """A graph with the tokens of each layer filled up to whole blocks of its paths."""

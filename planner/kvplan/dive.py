@@ -80,7 +80,7 @@ class Dive:
             scenario: the question; its blocks are what a stage may differ by from the mean of its
                 layer.
             graph: the whole step, or a run of layers; its paths are kept.
-            block: tokens per block of the plan; what is rebuilt fills whole tiles, too.
+            block: tokens per block of the plan; larger where rebuilt, if products want that.
             capacity: bytes each tier may hold; None: the question's.
         """
         self.scenario, self.block, blocks = scenario, block, blocks_in(scenario, block)

@@ -61,8 +61,7 @@ class Path:
         latency: seconds of a query, and of a partial result, to where it is attended; None for
             those to the host.
         staging: extra bytes per token in a staging buffer beside K and V in the cache format.
-        tiled: whether K and V come from a matrix product, for which a part of a tile takes as long
-            as a whole one.
+        rebuilds: whether a matrix product makes K and V, which wants many rows at once.
     """
 
     name: str
@@ -74,7 +73,7 @@ class Path:
     precision: str | None = None
     staging: Callable[[LayerSpec, str], float] = lambda layer, dtype: 0.0
     latency: Callable[[HardwareProfile], float | None] = lambda hardware: None
-    tiled: bool = False
+    rebuilds: bool = False
 
     def available(self, hardware: HardwareProfile, layer: LayerSpec, dtype: str) -> bool:
         """Whether this machine can run every leg; with one memory for all, only inside it."""
@@ -138,7 +137,7 @@ RECOMPUTE = Path(
         _rebuild(hardware, layer, weights),
     ),
     staging=_activation,
-    tiled=True,
+    rebuilds=True,
 )
 
 RECOMPUTE_RESIDENT = Path(
@@ -146,7 +145,7 @@ RECOMPUTE_RESIDENT = Path(
     summary="activations stay in HBM and K and V are rebuilt",
     stored=lambda layer, dtype: {"hbm": _activation(layer, dtype)},
     legs=lambda hardware, layer, dtype, weights: (_rebuild(hardware, layer, weights),),
-    tiled=True,
+    rebuilds=True,
 )
 
 ATTEND_HOST = Path(
