@@ -314,7 +314,7 @@ def test_branching_bounds_every_plan_that_fits(judged: tuple[Scenario, Evaluatio
     for graph in graphs_of(scenario, plan):
         mixtures = None
         if mixture.applies(graph, scenario.classes):
-            mixtures = certificate.Mixtures(graph, scenario.classes, capacity, {}, 1, 10_000)
+            mixtures = certificate.Mixtures(graph, scenario.classes, capacity, {}, 1)
         found = certificate.sharpened(
             graph, scenario.classes, capacity, {}, [1], plan.step_s * 2, mixtures
         )

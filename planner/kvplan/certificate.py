@@ -132,10 +132,9 @@ def branched(scenario: Scenario, candidate: Candidate, target_s: float) -> float
     flow = candidate.flow if candidate.schedule.axis == "token" else candidate.unit
     found_s = sharpened(flow, *given, blocks, target_s)
     if found_s < target_s and candidate.schedule.stream_weights:
-        unit, groups = mixed_unit(scenario, candidate)
-        if mixture.applies(unit, scenario.classes, groups):
-            stated = mixture.state(unit, *given, blocks[0], groups=groups)
-            return max(found_s, mixture.solve(stated, target_s))
+        mixtures = mixtures_of(scenario, candidate)
+        if mixtures is not None:
+            return max(found_s, mixtures.bound_s(target_s))
     return found_s
 
 
@@ -155,31 +154,32 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
     of branching: coarse shapes (asked before with streamed weights), then on the layer axis fine
     ones, on the token axis both while branching.
     """
-    (unit, groups), blocks = mixed_unit(scenario, candidate), block_sizes(scenario)
-    given = (unit, scenario.classes, scenario.capacity, scenario.quality)
-    if not mixture.applies(unit, scenario.classes, groups):
+    mixtures = mixtures_of(scenario, candidate)
+    if mixtures is None:
         return 0.0, 0
-    best_s, rows = 0.0, 0
-    for fine in (False, True) if groups else (False,):
-        if not fine and candidate.schedule.stream_weights:
-            continue  # asked before
-        stated = mixture.state(*given, blocks[0], fine=fine, groups=groups)
-        if fine and len(stated.program.rows) > MOST_FINE_ROWS:
-            continue
-        rows += len(stated.program.rows)
-        best_s = max(best_s, mixture.solve(stated, target_s))
-        if best_s >= target_s:
-            return best_s, rows
-    if groups:
-        return best_s, rows
-    mixtures = Mixtures(*given, blocks[0], MOST_MIXED_ROWS)
-    return max(best_s, sharpened(candidate.flow, *given[1:], blocks, target_s, mixtures)), rows
+    bounds = [0.0]
+    if not candidate.schedule.stream_weights:
+        bounds.append(mixtures.bound_s(target_s))
+    if max(bounds) < target_s and mixtures.groups:
+        bounds.append(mixtures.bound_s(target_s, fine=True))
+    rows = mixtures.rows
+    if max(bounds) < target_s and not mixtures.groups:
+        given = (scenario.classes, scenario.capacity, scenario.quality, block_sizes(scenario))
+        bounds.append(sharpened(candidate.flow, *given, target_s, mixtures))
+    return max(bounds), rows
+
+
+def mixtures_of(scenario: Scenario, candidate: Candidate) -> Mixtures | None:
+    """The mixture programs of a candidate; None where its waits are not theirs."""
+    unit, groups = mixed_unit(scenario, candidate)
+    if not mixture.applies(unit, scenario.classes, groups):
+        return None
+    given = (scenario.classes, scenario.capacity, scenario.quality, block_sizes(scenario)[0])
+    return Mixtures(unit, *given, groups)
 
 
 class Mixtures:
-    """Mixture programs of one schedule whose staging buffers are within limits, each solved from
-    the one before.
-    """
+    """Mixture programs of one schedule, each solved from the one before."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Mixtures:
         capacity: Mapping[str, float],
         quality: Mapping[str, float],
         block: int,
-        rows: int,
+        groups: int = 0,
     ) -> None:
         """None is solved yet.
 
@@ -198,28 +198,30 @@ class Mixtures:
             capacity: bytes each tier may hold.
             quality: most share of all tokens that each inexact path may take.
             block: tokens of the largest block that plans may be made of.
-            rows: those of all programs, at most, about.
+            groups: groups of layers that may stage tokens, on the layer axis; 0: token axis.
         """
+        self.groups, self.rows = groups, 0
         self._given = (unit, classes, capacity, quality, block)
         self._per_token = staging_bytes(unit)
         self._programs = (Related(), Related())
-        self.left = rows
 
-    def bound_s(self, staging: Staging, target_s: float, *, fine: bool) -> float:
-        """Seconds that no plan within limits is below, as far as the target; 0 where the program is
-        too large.
+    def bound_s(
+        self, target_s: float, staging: Staging | None = None, *, fine: bool = False
+    ) -> float:
+        """Seconds that no plan is below, as far as the target; 0 where the program is too large.
 
         Args:
-            staging: the limits.
             target_s: where to stop.
+            staging: only plans whose buffers are within these limits.
             fine: tell layers with some empty stages apart.
         """
-        staging = replace(staging, per_token=self._per_token)
-        stated = mixture.state(*self._given, staging, fine=fine)
+        if staging is not None:
+            staging = replace(staging, per_token=self._per_token)
+        stated = mixture.state(*self._given, staging, fine=fine, groups=self.groups)
         rows = len(stated.program.rows)
         if fine and rows > MOST_FINE_ROWS:
             return 0.0
-        self.left -= rows
+        self.rows += rows
         return mixture.solve(stated, target_s, self._programs[fine])
 
 
@@ -252,7 +254,7 @@ def sharpened(
     times = 1 if mixtures is None else OFTENER
     most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(graph.operations))
     most_solves = len(ranges.whole) * most
-    solves = 0
+    solves, most_rows = 0, mixtures.rows + MOST_MIXED_ROWS if mixtures is not None else 0
 
     def branch(limits: Limits, known_s: float = 0.0) -> None:
         nonlocal solves
@@ -267,9 +269,9 @@ def sharpened(
         if bound_s >= target_s:
             return bound_s
         holds = ranges.to_cut(limits, found, classes)
-        asked = mixtures is not None and mixtures.left > 0 and ranges.is_narrow(limits)
-        if mixtures is not None and asked and mixed < (1 if holds else 2):  # fine ones at the end
-            mixed_s = mixtures.bound_s(ranges.staging(limits), target_s, fine=mixed == 1)
+        is_worth_it = ranges.is_narrow(limits) and mixed < (1 if holds else 2)  # fine at the end
+        if mixtures is not None and is_worth_it and mixtures.rows < most_rows:
+            mixed_s = mixtures.bound_s(target_s, ranges.staging(limits), fine=mixed == 1)
             heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, mixed + 1))
             continue
         if holds is None or solves + 2 > most_solves:
