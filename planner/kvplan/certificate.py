@@ -179,7 +179,7 @@ def mixtures_of(scenario: Scenario, candidate: Candidate) -> Mixtures | None:
 
 
 class Mixtures:
-    """Mixture programs of one schedule, each solved from the one before."""
+    """Mixture programs of one schedule, each solved from the one before; ``rows`` counts theirs."""
 
     def __init__(
         self,
