@@ -41,6 +41,7 @@ def test_what_slows_never_speeds(card: object, size: int, parts: int, direction:
     slower: list[dict[str, object]] = [
         {"both": True}, {"gpus": 8}, {"memory": "pageable"}, {"piece_bytes": piece},
         {"both": True, "gpus": 8}, {"piece_bytes": piece, "both": True},
+        {"piece_bytes": piece, "batched": True},
     ]  # fmt: skip
     for more in slower:
         taken = seconds(card, Transfer(**asked, **more))  # type: ignore[arg-type]

@@ -141,6 +141,9 @@ class Link:
     def pieces_s(self, count: int, size: float, batched: bool = False) -> float:
         """Seconds to copy equal pieces of pinned memory that lie apart.
 
+        No less than one copy of all of it; where only pieces in one call were measured, calls of
+        their own take no less than those or single copies.
+
         Args:
             count: pieces.
             size: bytes of one.
@@ -151,10 +154,12 @@ class Link:
         >>> round(link.pieces_s(1000, 1000) * 1e3, 6)  # 1 us for a call, 1 us for its bytes
         2.0
         """
+        single_s = self.copy.seconds(size)
         measured = (self.batch or self.loop) if batched else (self.loop or self.batch)
-        if measured is None:
-            return count * self.copy.seconds(size)
-        return count * measured.seconds(size, self.copy.rate())
+        piece_s = single_s if measured is None else measured.seconds(size, self.copy.rate())
+        if not batched and self.loop is None:
+            piece_s = max(piece_s, single_s)
+        return max(count * piece_s, self.copy.seconds(count * size))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,11 +80,12 @@ def seconds(hardware: HardwareProfile, moved: Transfer) -> float:
     link: Link = getattr(hardware, moved.direction)
     rate = sustained_bytes_per_s(hardware, moved)
     slowed = link.copy.scaled(link.copy.rate() / rate)
-    calls_s = moved.pieces * slowed.seconds(piece)
+    at_once_s = slowed.seconds(moved.size_bytes)
+    if moved.pieces == 1:
+        return at_once_s
     if link.loop is None and link.batch is None:
-        return calls_s
-    measured_s = link.pieces_s(moved.pieces, piece, moved.batched)
-    return max(measured_s, moved.size_bytes / rate) if moved.pieces > 1 else calls_s
+        return max(moved.pieces * slowed.seconds(piece), at_once_s)
+    return max(link.pieces_s(moved.pieces, piece, moved.batched), at_once_s)
 
 
 def sustained_bytes_per_s(hardware: HardwareProfile, moved: Transfer) -> float:
