@@ -30,10 +30,10 @@ from kvplan.layout import (
     with_every_path,
     with_one_path,
 )
-from kvplan.layout_blocks import Rounding, period_of
+from kvplan.layout_blocks import Rounding
 from kvplan.program import solve, state
 from kvplan.resident import capacity_for, kept_bytes
-from kvplan.sample import all_layers, one_repeat, some_repeats
+from kvplan.sample import all_layers, one_repeat, period_of, some_repeats
 from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.workload import Budgets, Workload

@@ -176,7 +176,7 @@ def test_pieces_are_counted() -> None:
     one_call = dataclasses.replace(measured, loop=None)
     assert one_call.pieces_s(10, 1000) == pytest.approx(10 * 5.05e-6)  # calls of their own
     assert one_call.pieces_s(10, 1000, batched=True) == pytest.approx(20e-6)
-    assert one_call.pieces_s(2, 1, batched=True) == pytest.approx(5e-6, rel=1e-4)  # one copy takes as long
+    assert one_call.pieces_s(2, 1, batched=True) == pytest.approx(5e-6, rel=1e-4)  # as one
     with pytest.raises(InputError):
         Pieces(((1e3, 5e-6),))
 

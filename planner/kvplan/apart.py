@@ -16,7 +16,7 @@ from kvplan.layout_blocks import Rounding
 from kvplan.sample import all_layers, one_repeat, some_repeats
 from kvplan.scenario import Scenario
 
-REPEATS = (2, 3)
+REPEATS = (1, 2, 3)
 """Repeats of layers that may differ."""
 
 MOST_REPEATED = 6
@@ -31,7 +31,7 @@ MOST_TRIED = 2
 MOST_STATED = 12_000
 """Operations of the programs solved for so many repeats, about."""
 
-MOST_WHOLE = 12_000
+MOST_WHOLE = 60_000
 """Operations of the programs of the whole step solved, about."""
 
 MOST_ROUNDED = 1
@@ -39,6 +39,9 @@ MOST_ROUNDED = 1
 
 WOULD_DO = 0.999
 """Ratio of a layout's optimum to a good step, below which other layouts are not needed."""
+
+ENOUGH = 0.9985
+"""Ratio of a layout's optimum to a good step at which whole blocks are likely to make it one."""
 
 WIDE = 1.02
 """Ratio of the best step to a good one from which twice as much is solved, and rounded."""
@@ -78,7 +81,9 @@ def tell_apart(
                 search.descend(layout.over(sample.kinds))
             nearest = search.least(float("inf"))[:MOST_TRIED]
         sample = all_layers(scenario, repeats)
-        search = Descent(scenario, by_schedule, sample, MOST_WHOLE * effort)
+        search = Descent(
+            scenario, by_schedule, sample, MOST_WHOLE * effort, enough_s=good_s * ENOUGH
+        )
         starts = [each.over(sample.kinds) for each in nearest]
         if best.plan.schedule in by_schedule:
             starts.insert(0, layout_of(best.plan, sample.kinds))
@@ -90,5 +95,5 @@ def tell_apart(
                 return
             if search.step_s(layout) < min(best.step_s, least_s) * (1 - LEAST_GAIN):
                 rounding.offer(layout, by_schedule[layout.schedule])
-        if not rounding.done:
+        if not rounding.done and repeats > 1:
             return  # layers are better alike

@@ -8,33 +8,29 @@ is none. The layouts with the least optima then get whole blocks.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from kvplan import program
 from kvplan.best import Best
-from kvplan.candidates import Candidate, build_unit, least_bound
-from kvplan.errors import KvplanError
+from kvplan.candidates import Candidate, least_bound
 from kvplan.exchange import exchanged
-from kvplan.highs import minimise
 from kvplan.layout import (
     Layout,
     layout_of,
     other_in_kinds,
     other_in_paths,
     other_in_stages,
-    structure,
     with_every_path,
     with_one_path,
 )
 from kvplan.layout_blocks import Rounding
-from kvplan.resident import capacity_for
+from kvplan.layout_program import LayoutProgram
 from kvplan.sample import Sample, one_repeat
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
-from kvplan.step import StepGraph
 
-MOST_STATED = 5_000
-"""Operations of the programs solved in one search, about, for each layer of the sample."""
+MOST_STATED = 15_000
+"""Operations of the programs stated and solved in one search, about, for each layer of the sample.
+"""
 
 MOST_LAYERS = 4
 """Layers of a sample for which so much is solved, at most."""
@@ -48,8 +44,14 @@ SPARED = 0.4
 MOST_ROUNDED = 3
 """Layouts that get whole blocks in one search, at most."""
 
-LEAST_SOLVED = 15
+LEAST_SOLVED = 40
 """Programs that a search must be able to solve."""
+
+FIRST = 1.5
+"""How many times an operation counts where the program of a schedule is stated and first solved."""
+
+AGAIN = 0.2
+"""The same where it is solved again for another layout."""
 
 LEAST_GAIN = 1e-6
 """Share of the step that a change must bring."""
@@ -141,6 +143,7 @@ class Descent:
         sample: Sample,
         most: int,
         seed: int = 0,
+        enough_s: float = 0.0,
     ) -> None:
         """Nothing is known yet.
 
@@ -150,10 +153,13 @@ class Descent:
             sample: layers whose programs are solved.
             most: operations of all these programs, about.
             seed: another one takes other ways.
+            enough_s: a step that ends the search.
         """
         self.scenario, self.schedules, self.sample = scenario, schedules, sample
+        self.enough_s = enough_s
         self.left, self.spared = most, 0
         self.largest = most // LEAST_SOLVED
+        self.programs: dict[Schedule, LayoutProgram] = {}
         self.known: dict[Layout, float] = {}
         self.at_least: dict[Layout, float] = {}
         self.ends: dict[Layout, float] = {}
@@ -171,6 +177,8 @@ class Descent:
         self.spared = int(self.left * SPARED)
         while better is not None:
             layout = better
+            if self.step_s(layout) <= self.enough_s:
+                break
             better = self.better(other_in_kinds(self.scenario, layout, leaders), layout)
             if better is None:
                 better = self.better(other_in_paths(self.scenario, layout, leaders), layout)
@@ -212,19 +220,15 @@ class Descent:
         return self.known[layout]
 
     def _solved(self, layout: Layout, most_s: float = float("inf")) -> float:
-        scenario, layers = self.scenario, self.sample.layers
-        held = structure(scenario, layout, layers)
-        for layer in layers:
-            places = (None, *range(layout.schedule.stages))
-            able = scenario.paths[scenario.model.layers[layer]]
-            if able and not any(held.get((layer, place)) for place in places):
-                return float("inf")
-        whole = len(layers) == len(layout.kinds)
-        graph = build_unit(scenario, layout.schedule, held, None if whole else layers)
-        self.left -= len(graph.operations)
-        if len(graph.operations) > self.largest:
+        schedule = layout.schedule
+        stated = self.programs.get(schedule)
+        if stated is None:
+            stated = self.programs[schedule] = LayoutProgram(self.scenario, schedule, self.sample)
+            self.left -= int(len(stated.graph.operations) * FIRST)
+        if stated.operations > self.largest:
             return float("inf")
-        return least_step_s(scenario, graph, capacity_for(scenario, graph, layers), most_s)
+        self.left -= int(stated.operations * AGAIN)
+        return stated.step_s(layout, most_s)
 
     def least(self, most_s: float) -> list[Layout]:
         """Where the search ended with a step shorter than that, the shortest first, one of each
@@ -235,22 +239,3 @@ class Descent:
             if step_s < most_s:
                 found.setdefault(f"{step_s:.6e}", layout)
         return list(found.values())
-
-
-def least_step_s(
-    scenario: Scenario, graph: StepGraph, capacity: Mapping[str, float], most_s: float
-) -> float:
-    """Seconds of a step at the optimum of a graph's program; infinite where nothing fits, the
-    solver gives up, or it is not shorter than ``most_s``.
-    """
-    stated = program.state(graph, capacity, quality=scenario.quality, block=scenario.workload.block)
-    rows, _ = program.scaled_rows(stated)
-    period_s = stated.scale[stated.period] * graph.cycles
-    limits = program.scaled_limits(stated)
-    try:
-        found = minimise({stated.period: 1.0}, rows, limits, most_s / period_s)
-    except KvplanError:
-        return float("inf")
-    if found is None:
-        return float("inf")
-    return found.values[stated.period] * period_s

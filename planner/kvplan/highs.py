@@ -18,6 +18,7 @@ from kvplan.errors import KvplanError
 
 if TYPE_CHECKING:
     from highspy import Highs
+    from numpy.typing import NDArray
 
 FEASIBILITY_TOLERANCE = 1e-10
 
@@ -26,12 +27,13 @@ LARGE_ROWS = 500
 they save on small ones.
 """
 
-Way = Mapping[str, str | int]
+Way = Mapping[str, str | int | float]
 """Options of HiGHS."""
 
-_DUAL: Way = {"solver": "simplex", "simplex_strategy": 1}
-_PRIMAL: Way = {"solver": "simplex", "simplex_strategy": 4}
-_INTERIOR: Way = {"solver": "ipm", "presolve": "on", "simplex_strategy": 1}
+_PERTURBATION = "dual_simplex_cost_perturbation_multiplier"
+_DUAL: Way = {"solver": "simplex", "simplex_strategy": 1, _PERTURBATION: 1.0}
+_PRIMAL: Way = {"solver": "simplex", "simplex_strategy": 4, _PERTURBATION: 1.0}
+_INTERIOR: Way = {"solver": "ipm", "presolve": "on", "simplex_strategy": 1, _PERTURBATION: 1.0}
 SMALL_WAYS: tuple[Way, ...] = (
     {"presolve": "off", **_DUAL},
     {"presolve": "on", **_PRIMAL},
@@ -46,8 +48,10 @@ LARGE_WAYS: tuple[Way, ...] = (
 this tolerance one way and is solved another way.
 """
 
-_AGAIN: tuple[Way, ...] = ({"presolve": "off", **_DUAL}, *LARGE_WAYS)
-"""With other bounds an optimum stays dual feasible, with other numbers it nearly does."""
+_AGAIN: tuple[Way, ...] = ({"presolve": "off", **_DUAL, _PERTURBATION: 0.0}, *LARGE_WAYS)
+"""With other bounds an optimum stays dual feasible, with other numbers it nearly does: from there
+other costs would only lead astray.
+"""
 
 WITHOUT = ("mip_heuristic_run_feasibility_jump", "mip_detect_symmetry", "mip_allow_restart")
 """What HiGHS does at the root that takes a third of the time here and betters nothing."""
@@ -211,11 +215,14 @@ class Standing:
         self._ways = _ways(rows)
         _pass(self._solver, cost, rows, limits)
 
-    def minimise(self, most: Mapping[int, float] | None = None) -> Optimum | None:
-        """The optimum, or None where nothing is feasible.
+    def minimise(
+        self, most: Mapping[int, float] | None = None, below: float = float("inf")
+    ) -> Optimum | None:
+        """The optimum, or None where nothing is feasible, or nothing of use.
 
         Args:
             most: rows and their new bounds, which stay; an equation keeps its sense.
+            below: a cost that an optimum must be below to be of use.
 
         Raises:
             KvplanError: the solver gave up.
@@ -223,6 +230,7 @@ class Standing:
         for row, bound in (most or {}).items():
             least = -np.inf if np.isinf(self._rows.least[row]) else bound
             self._solver.changeRowBounds(row, least, bound)
+        self._solver.setOptionValue("objective_bound", below)
         found = _optimum(self._solver, self._ways)
         self._ways = _AGAIN
         return found
@@ -230,6 +238,26 @@ class Standing:
     def hold(self, column: int, least: float, most: float) -> None:
         """Keep a column between two values from now on."""
         self._solver.changeColBounds(column, least, most)
+
+    def bound(self, rows: NDArray[np.int32], most: NDArray[np.float64]) -> None:
+        """Give some rows that are no equations other bounds from now on."""
+        self._solver.changeRowsBounds(len(rows), rows, np.full(len(rows), -np.inf), most)
+
+    def limit(self, columns: NDArray[np.int32], most: NDArray[np.float64]) -> None:
+        """Keep some columns between 0 and other limits from now on."""
+        self._solver.changeColsBounds(len(columns), columns, np.zeros(len(columns)), most)
+
+    def add(self, rows: Rows) -> None:
+        """Add rows behind the others."""
+        self._solver.addRows(
+            len(rows.most),
+            np.array(rows.least),
+            np.array(rows.most),
+            len(rows.values),
+            np.array(rows.starts[:-1], dtype=np.int32),
+            np.array(rows.columns, dtype=np.int32),
+            np.array(rows.values),
+        )
 
 
 class Related:

@@ -22,7 +22,7 @@ from kvplan.layout import Layout, structure
 from kvplan.paths import REGISTRY
 from kvplan.polish import in_blocks
 from kvplan.resident import capacity_for
-from kvplan.sample import ENDS
+from kvplan.sample import ENDS, period_of
 from kvplan.scenario import Scenario
 from kvplan.step import StepGraph
 
@@ -54,7 +54,7 @@ SMALL = 500
 """Operations of a whole step up to which places are rounded on their own, too, where layers repeat.
 """
 
-LARGEST_WHOLE = 2000
+LARGEST_WHOLE = 3000
 """Operations of a whole step whose program is solved to get whole blocks, at most."""
 
 
@@ -157,18 +157,6 @@ class Rounding:
         if plan is not None and self.good_s < plan.step_s <= self.good_s * (1 + EXCHANGE_REACH):
             plan = exchanged(self.scenario, plan, self.good_s, self.block)
         self.best.offer(plan, candidate, self.block)
-
-
-def period_of(kinds: Sequence[int]) -> int:
-    """Layers after which numbers repeat, the last run being a part of one, maybe.
-
-    >>> period_of((0, 0, 1, 0, 0, 1, 0))
-    3
-    """
-    count = len(kinds)
-    return next(
-        (p for p in range(1, count) if all(kinds[i] == kinds[i % p] for i in range(count))), count
-    )
 
 
 def most_nodes(unit: StepGraph) -> int:

@@ -25,11 +25,16 @@ class Row:
     equal: bool = False
 
 
+Affine = tuple[dict[int, float], float]
+"""Terms over columns, and a constant."""
+
+
 @dataclass(slots=True)
 class Program:
     """Columns and rows in SI units: seconds, tokens, shares, bytes.
 
     Column order: the graph's variables, then start times, period, durations, buffer sizes.
+    ``durations`` has what each operation takes, over columns.
     """
 
     graph: StepGraph
@@ -40,6 +45,7 @@ class Program:
     period: int = -1
     start: int = -1
     buffers: list[int] = field(default_factory=list)
+    durations: list[Affine] = field(default_factory=list)
 
     def column(self, name: str, upper: float | None, scale: float) -> int:
         """Add a column that is zero or more."""
@@ -100,8 +106,8 @@ def state(
     for index, operation in enumerate(graph.operations):
         program.column(f"start[{index},{operation.operation}]", None, time_s)
     program.period = program.column("T", None, time_s)
-    durations = define_duration(program, relaxed, time_s)
-    define_precedence(program, durations, relaxed)
+    program.durations = define_duration(program, relaxed, time_s)
+    define_precedence(program, program.durations, relaxed)
     define_tokens(program)
     define_even_stages(program, block)
     program.buffers = define_buffer(program)
@@ -118,10 +124,6 @@ def time_scale(graph: StepGraph) -> float:
         seconds = operation.curve.seconds(sum(share)) * graph.copies_of(operation)
         busy[operation.resource] = busy.get(operation.resource, 0.0) + seconds
     return max(max(busy.values()), 1e-12)
-
-
-Affine = tuple[dict[int, float], float]
-"""Terms over columns, and a constant."""
 
 
 def define_duration(
@@ -177,20 +179,36 @@ def define_precedence(program: Program, durations: Sequence[Affine], relaxed: bo
     Relaxed, edges that stand for free buffers are left out and the others take no time: a plan
     that leaves an operation out does not wait for it.
     """
-    start, period, graph = program.start, program.period, program.graph
+    graph = program.graph
     for index, operation in enumerate(graph.operations):
         for before, lag in operation.after:
             if relaxed and (index, before, lag) in graph.buffer_edges:
                 continue
-            terms, constant = durations[before]
-            constant += 0.0 if relaxed else graph.delay_s(before, index)
-            row = dict(terms)
-            if before != index:
-                row[start + before] = row.get(start + before, 0.0) + 1.0
-                row[start + index] = row.get(start + index, 0.0) - 1.0
-            if lag:
-                row[period] = row.get(period, 0.0) - float(lag)
-            program.rows.append(Row(f"precedence[{before},{index},{lag}]", row, -constant))
+            delay_s = 0.0 if relaxed else graph.delay_s(before, index)
+            edge = (index, before, lag)
+            program.rows.append(precedence(program, durations[before], edge, delay_s))
+
+
+def precedence(
+    program: Program, duration: Affine, edge: tuple[int, int, int], delay_s: float
+) -> Row:
+    """The row of one edge.
+
+    Args:
+        program: the program.
+        duration: of what is waited for.
+        edge: (operation, operation it waits for, lag in steps).
+        delay_s: seconds from the end of the one to the start of the other.
+    """
+    index, before, lag = edge
+    terms, constant = duration
+    row = dict(terms)
+    if before != index:
+        row[program.start + before] = row.get(program.start + before, 0.0) + 1.0
+        row[program.start + index] = row.get(program.start + index, 0.0) - 1.0
+    if lag:
+        row[program.period] = row.get(program.period, 0.0) - float(lag)
+    return Row(f"precedence[{before},{index},{lag}]", row, -(constant + delay_s))
 
 
 def define_tokens(program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -50,10 +51,23 @@ class Ring:
         >>> Ring(1, [Tenant([0], [1]), Tenant([2], [3])]).edges()
         [(0, 3, 1), (2, 1, 0)]
         """
-        count = len(self.tenants)
-        found = []
-        for k, tenant in enumerate(self.tenants):
-            lag, before = -((k - self.depth) // count), (k - self.depth) % count
-            leaves = self.tenants[before].leaves
-            found += [(enter, leave, lag) for enter in tenant.enters for leave in leaves]
-        return found
+        enters = [tenant.enters for tenant in self.tenants]
+        return waits(enters, [tenant.leaves for tenant in self.tenants], self.depth)
+
+
+def waits(
+    enters: Sequence[Sequence[int]], leaves: Sequence[Sequence[int]], depth: int
+) -> list[tuple[int, int, int]]:
+    """What tenants of a ring wait for: (operation, operation it waits for, lag in steps).
+
+    Args:
+        enters: for each tenant in turn, operations that fill its buffer.
+        leaves: for each tenant, operations after which it is free.
+        depth: buffers.
+    """
+    count = len(enters)
+    found = []
+    for k, own in enumerate(enters):
+        lag, before = -((k - depth) // count), (k - depth) % count
+        found += [(enter, leave, lag) for enter in own for leave in leaves[before]]
+    return found

@@ -126,6 +126,18 @@ def sampled(scenario: Scenario, layers: range, kinds: tuple[int, ...]) -> Sample
     return Sample(layers, kinds, leaders)
 
 
+def period_of(kinds: Sequence[int]) -> int:
+    """Layers after which numbers repeat, the last run being a part of one, maybe.
+
+    >>> period_of((0, 0, 1, 0, 0, 1, 0))
+    3
+    """
+    count = len(kinds)
+    return next(
+        (p for p in range(1, count) if all(kinds[i] == kinds[i % p] for i in range(count))), count
+    )
+
+
 def firsts(kinds: Sequence[int]) -> list[int]:
     """The first layer of each kind, by number of the kind.
 

@@ -57,7 +57,7 @@ DESCENDED = 1e-3
 DESCENDED_TO = 2e-2
 """Gap that it must have left at most."""
 
-ALMOST = 1.3
+ALMOST = 1.5
 """Ratio to the gap asked for up to which local search goes on."""
 
 AGAIN = 3

@@ -511,8 +511,13 @@ class _Builder(GraphBuilder):
             ]
             graph.buffers.append(Buffer("weights", ("hbm",), WEIGHT_BUFFERS, streamed))
         for ring in self.disk.values():
-            reads = [tenant.held for tenant in ring.tenants]
-            graph.buffers.append(Buffer("disk_reads", ("dram", "pinned"), depth, reads))
+            reads = ring.tenants
+            graph.buffers.append(
+                Buffer(
+                    "disk_reads", ("dram", "pinned"), depth, [t.held for t in reads],
+                    [t.enters for t in reads], [t.leaves for t in reads],
+                )
+            )  # fmt: skip
 
 
 def group_of(layer: int, layers: int, groups: int) -> int:

@@ -75,6 +75,8 @@ def _held(
     graph, simulation = evaluation.graph, evaluation.simulation
     found = []
     for buffer in graph.buffers:
+        if buffer.holds != "stages":
+            continue
         count = len(buffer.enters)
         for number, (enters, leaves) in enumerate(zip(buffer.enters, buffer.leaves, strict=True)):
             if not enters or not leaves:
