@@ -241,8 +241,8 @@ class Standing:
 
     def bound(self, rows: NDArray[np.int32], most: NDArray[np.float64]) -> None:
         """Give some rows that are no equations other bounds from now on."""
-        least = np.full(len(rows), -np.inf)
-        self._solver.changeRowsBounds(len(rows), rows, least, most)  # type: ignore[attr-defined]
+        for row, bound in zip(rows.tolist(), most.tolist(), strict=True):
+            self._solver.changeRowBounds(row, -np.inf, bound)
 
     def limit(self, columns: NDArray[np.int32], most: NDArray[np.float64]) -> None:
         """Keep some columns between 0 and other limits from now on."""
