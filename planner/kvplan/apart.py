@@ -48,7 +48,7 @@ WIDE = 1.02
 
 LEAST_GAIN = 1e-3
 """Share by which a layout's optimum must be shorter than the best step, and than the optimum where
-equal layers are alike.
+equal layers are alike, or it must be a good one.
 """
 
 
@@ -90,10 +90,11 @@ def tell_apart(
         for layout in dict.fromkeys(starts):
             search.descend(layout)
         rounding = Rounding(scenario, best, good_s, MOST_ROUNDED * effort)
-        for layout in [*search.least(least_s * (1 - LEAST_GAIN)), *starts]:
+        worth_s = max(min(best.step_s, least_s) * (1 - LEAST_GAIN), good_s)
+        for layout in [*search.least(worth_s), *starts]:
             if best.step_s <= good_s:
                 return
-            if search.step_s(layout) < min(best.step_s, least_s) * (1 - LEAST_GAIN):
+            if search.step_s(layout) < min(best.step_s, worth_s):
                 rounding.offer(layout, by_schedule[layout.schedule])
         if not rounding.done and repeats > 1:
             return  # layers are better alike

@@ -40,7 +40,7 @@ MOST_WORTH = 3.0
 SOLVES = 1.2
 """Programs solved for each number of blocks, about."""
 
-ROUNDING = 1e-3
+ROUNDING = 3e-4
 """Share of a step that rounding to blocks takes at least, as a rule."""
 
 REACH = 3e-2

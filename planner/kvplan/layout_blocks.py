@@ -32,7 +32,7 @@ REPEATS = (1, 2)
 MOST_PLACES = 36
 """Places of tokens of layers that get whole blocks together, at most."""
 
-MOST_DIVED = 100
+MOST_DIVED = 150
 """The same where places are rounded one after the other."""
 
 MOST_NODES = 1500
