@@ -202,17 +202,23 @@ def around(size: float) -> tuple[float, float]:
     return size * (1 - EXACT), size * (1 + EXACT) + 1e-6
 
 
-@examples(60)
-@given(plans() | plans(streamed=True) | waiting_plans() | tiered_plans())
-def test_mixtures_of_shapes_bound_every_plan(judged: tuple[Scenario, Evaluation]) -> None:
+@examples(80)
+@given(
+    plans() | plans(streamed=True) | waiting_plans() | tiered_plans(), st.booleans(), st.booleans()
+)
+def test_mixtures_of_shapes_bound_every_plan(
+    judged: tuple[Scenario, Evaluation], fine: bool, following: bool
+) -> None:
     scenario, plan = judged
     largest = largest_stage(plan)
     for graph in graphs_of(scenario, plan):
         assume(mixture.applies(graph, scenario.classes))
         per_token = staging_bytes(graph)
         within = Staging(*around(largest), per_token, *around(largest_stage(plan, "weights")))
-        for staging, fine in ((None, False), (None, True), (within, False), (within, True)):
-            stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, staging, fine=fine)
+        for staging in (None, within):
+            stated = mixture.state(
+                graph, scenario.classes, LARGE, {}, 1, staging, fine=fine, following=following
+            )
             pin(stated, scenario, plan)
             assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
 
@@ -237,9 +243,12 @@ def test_mixtures_are_solved_from_others_and_only_as_far_as_wanted(
 
 
 @examples(30)
-@given(plans() | plans(streamed=True) | waiting_plans() | sparse_plans(), st.booleans())
-def test_layers_told_apart_bound_every_plan(
-    judged: tuple[Scenario, Evaluation], fine: bool
+@given(
+    plans() | plans(streamed=True) | waiting_plans() | sparse_plans(),
+    st.booleans(), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_whole_numbers_of_layers_bound_every_plan(
+    judged: tuple[Scenario, Evaluation], fine: bool, apart: bool, following: bool
 ) -> None:
     """Each has one shape, and the lags of what runs beside the GPU are limited."""
     scenario, plan = judged
@@ -248,8 +257,9 @@ def test_layers_told_apart_bound_every_plan(
         assume(mixture.applies(graph, scenario.classes))
         for pinning in (False, True):
             stated = mixture.state(
-                graph, scenario.classes, LARGE, {}, 1, fine=fine, apart=True, most_s=most_s
-            )
+                graph, scenario.classes, LARGE, {}, 1, fine=fine, apart=apart,
+                following=following, most_s=most_s,
+            )  # fmt: skip
             if pinning:
                 pin(stated, scenario, plan)
             assert mixture.solve_whole(stated, 200) <= plan.step_s * (1 + 1e-6)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from kvplan import fluid, mixture
 from kvplan.block_size import block_sizes
@@ -28,12 +29,32 @@ MOST_SOLVES = 60
 MOST_STATED = 12_000
 """Operations of all of these programs at most."""
 
+Level = Literal["coarse", "following", "whole", "fine"]
+"""What a mixture tells apart, beside kinds and shapes of layers: nothing; what follows them; that,
+and there are whole numbers of each shape; how many of their stages hold tokens.
+"""
+
+LEVELS: tuple[Level, ...] = ("coarse", "following", "whole", "fine")
+"""What is asked in turn of each range; the last one where it is not cut further."""
+
+STREAMED_LEVELS: tuple[Level, ...] = ("coarse", "fine")
+"""The same with streamed weights, which are awaited in all shapes."""
+
+MOST_WHOLE_ROWS = 2_500
+"""Rows of a mixture program with whole numbers, at most."""
+
+FEW_NODES = 20
+"""Nodes of branch and bound that such a program is given."""
+
+AS_LONG = 10
+"""How many times as long it may take as one without."""
+
 OFTENER = 4
 """How many times as many programs may be where mixtures are solved too, which take longer; of as
 many times the operations each.
 """
 
-MOST_MIXED_ROWS = 100_000
+MOST_MIXED_ROWS = 150_000
 """Rows of the mixture programs solved while branching over one schedule, about."""
 
 WORTH_MIXING = 15e-2
@@ -42,7 +63,7 @@ WORTH_MIXING = 15e-2
 MOST_ROWS = 50_000
 """Rows of mixture programs stated in one search, beside those of branching, at most."""
 
-MOST_FINE_ROWS = 5_000
+MOST_FINE_ROWS = 7_000
 """Rows of a mixture program with fine shapes at most."""
 
 MOST_APART = 12
@@ -161,7 +182,7 @@ def mixed(scenario: Scenario, candidate: Candidate, target_s: float) -> tuple[fl
     if not candidate.schedule.stream_weights:
         bounds.append(mixtures.bound_s(target_s))
     if max(bounds) < target_s and mixtures.groups:
-        bounds.append(mixtures.bound_s(target_s, fine=True))
+        bounds.append(mixtures.bound_s(target_s, level="fine"))
     rows = mixtures.rows
     if max(bounds) < target_s and not mixtures.groups:
         given = (scenario.classes, scenario.capacity, scenario.quality, block_sizes(scenario))
@@ -203,26 +224,33 @@ class Mixtures:
         self.groups, self.rows = groups, 0
         self._given = (unit, classes, capacity, quality, block)
         self._per_token = staging_bytes(unit)
-        self._programs = (Related(), Related())
+        self._programs: dict[Level, Related] = {}
 
     def bound_s(
-        self, target_s: float, staging: Staging | None = None, *, fine: bool = False
+        self, target_s: float, staging: Staging | None = None, level: Level = "coarse"
     ) -> float:
         """Seconds that no plan is below, as far as the target; 0 where the program is too large.
 
         Args:
             target_s: where to stop.
             staging: only plans whose buffers are within these limits.
-            fine: tell layers with some empty stages apart.
+            level: what is told apart, one of `LEVELS`.
         """
         if staging is not None:
             staging = replace(staging, per_token=self._per_token)
-        stated = mixture.state(*self._given, staging, fine=fine, groups=self.groups)
+        fine, whole = level == "fine", level == "whole"
+        stated = mixture.state(
+            *self._given, staging, fine=fine, groups=self.groups,
+            following=level in ("following", "whole"), most_s=target_s if whole else float("inf"),
+        )  # fmt: skip
         rows = len(stated.program.rows)
-        if fine and rows > MOST_FINE_ROWS:
+        if (fine and rows > MOST_FINE_ROWS) or (whole and rows > MOST_WHOLE_ROWS):
             return 0.0
+        if whole:
+            self.rows += rows * AS_LONG
+            return mixture.solve_whole(stated, FEW_NODES)
         self.rows += rows
-        return mixture.solve(stated, target_s, self._programs[fine])
+        return mixture.solve(stated, target_s, self._programs.setdefault(level, Related()))
 
 
 def sharpened(
@@ -250,6 +278,7 @@ def sharpened(
     if not ranges.whole:
         found = fluid.bound(graph, *given)
         return float("inf") if found is None else found.step_s
+    levels = STREAMED_LEVELS if graph.schedule.stream_weights else LEVELS
     heap: list[tuple[float, int, fluid.Fluid, Limits, int]] = []
     times = 1 if mixtures is None else OFTENER
     most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(graph.operations))
@@ -269,9 +298,9 @@ def sharpened(
         if bound_s >= target_s:
             return bound_s
         holds = ranges.to_cut(limits, found, classes)
-        is_worth_it = ranges.is_narrow(limits) and mixed < (1 if holds else 2)  # fine at the end
+        is_worth_it = ranges.is_narrow(limits) and mixed < len(levels) - (holds is not None)
         if mixtures is not None and is_worth_it and mixtures.rows < most_rows:
-            mixed_s = mixtures.bound_s(target_s, ranges.staging(limits), fine=mixed == 1)
+            mixed_s = mixtures.bound_s(target_s, ranges.staging(limits), levels[mixed])
             heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, mixed + 1))
             continue
         if holds is None or solves + 2 > most_solves:

@@ -77,17 +77,18 @@ class LayoutProgram:
         of edges between resources; which of these stand for a buffer that is reused.
         """
         graph = self.graph
-        self._always, self._at = [], dict[tuple[int, int | None, str], int]()
+        always, self._at = list[int](), dict[tuple[int, int | None, str], int]()
         for index, v in enumerate(graph.variables):
             if v.path not in REGISTRY or REGISTRY[v.path].attends == "resident":
-                self._always.append(index)
+                always.append(index)
             else:
                 self._at[v.layer, v.stage, v.path] = index
-        self._columns = np.array(self._evenly.variables)
+        self._columns = np.array(self._evenly.variables, np.int64)
+        self._always = np.array(always, np.int64)
         deciding = [(i, o.variables) for i, o in enumerate(graph.operations) if o.variables]
-        self._deciding = np.array([i for i, _ in deciding])
+        self._deciding = np.array([i for i, _ in deciding], np.int64)
         decided = chain.from_iterable(own for _, own in deciding)
-        self._decided = self._columns[np.array(list(decided))]
+        self._decided = self._columns[np.array(list(decided), np.int64)]
         self._begins = np.cumsum([0, *(len(own) for _, own in deciding[:-1])])
         self._rings = [b for b in graph.buffers if b.enters]
         ring = {edge for b in self._rings for edge in waits(b.enters, b.leaves, b.count)}
@@ -112,10 +113,10 @@ class LayoutProgram:
         """Remember which rows are those of edges."""
         index, before = ([edge[place] for edge in edges.values()] for place in (0, 1))
         across = [self._is_across(*pair) for pair in zip(before, index, strict=True)]
-        self._edges = np.concatenate((self._edges, list(edges)))
-        self._index = np.concatenate((self._index, index))
-        self._before = np.concatenate((self._before, before))
-        self._across = np.concatenate((self._across, across))
+        self._edges = np.concatenate((self._edges, np.array(list(edges), np.int64)))
+        self._index = np.concatenate((self._index, np.array(index, np.int64)))
+        self._before = np.concatenate((self._before, np.array(before, np.int64)))
+        self._across = np.concatenate((self._across, np.array(across, np.bool_)))
 
     def _is_across(self, before: int, index: int) -> bool:
         """Whether no queue orders two operations."""
@@ -140,7 +141,8 @@ class LayoutProgram:
             return float("inf")
         if found is None:
             return float("inf")
-        return found.values[self._period] * self._period_s
+        step_s = found.values[self._period] * self._period_s
+        return step_s if step_s < most_s else float("inf")
 
     def _bounds(self, layout: Layout) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Most of each row and of each column, as the solver has them."""
@@ -150,7 +152,8 @@ class LayoutProgram:
         for layer in self._layers:
             has[self._has(layer, layout.layers[layout.kinds[layer]])] = True
         absent = np.zeros(len(self.graph.operations), np.bool_)
-        absent[self._deciding] = ~np.logical_or.reduceat(has[self._decided], self._begins)
+        if len(self._deciding):
+            absent[self._deciding] = ~np.logical_or.reduceat(has[self._decided], self._begins)
         idle = self._idle_rows(absent)
         most = self._most.copy()
         without = absent[self._before]
@@ -178,7 +181,7 @@ class LayoutProgram:
         Buffers are reused in turn by those that are there: rows of waits that are new are added.
         """
         turns = [[any(not absent[i] for i in e) for e in b.enters] for b in self._rings]
-        key = np.packbits([flag for own in turns for flag in own]).tobytes()
+        key = bytes(flag for own in turns for flag in own)
         if key not in self._idle or len(self._idle[key]) < len(self._most):
             wanted = list[Edge]()
             for b, own in zip(self._rings, turns, strict=True):

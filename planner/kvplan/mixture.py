@@ -18,7 +18,7 @@ from itertools import pairwise
 from kvplan import program
 from kvplan.errors import KvplanError
 from kvplan.highs import Related, least_whole
-from kvplan.mixture_layers import Kind, define_kind
+from kvplan.mixture_layers import Kind, define_kind, tell_followed
 from kvplan.mixture_statement import Mixture, Terms, add
 from kvplan.staging import Staging, pause_of
 from kvplan.step import StepGraph
@@ -71,6 +71,7 @@ def state(
     fine: bool = False,
     groups: int = 0,
     apart: bool = False,
+    following: bool = False,
     most_s: float = float("inf"),
 ) -> Mixture:
     """State the program whose optimum is the least step any plan of a graph can have.
@@ -86,10 +87,15 @@ def state(
         groups: groups of layers that may stage tokens, on the layer axis; the graph is then that of
             one token range. 0: token axis.
         apart: tell every layer apart from all others.
+        following: tell layers apart by whether the one behind has tokens in all its stages; on the
+            token axis.
         most_s: only steps that take no longer matter; infinite: all.
     """
     mixture = Mixture(graph, classes, block, staging, fine, groups, apart, most_s)
-    for kind in kinds(graph, classes, apart=apart):
+    found = kinds(graph, classes, apart=apart)
+    if following:
+        tell_followed(mixture, found)
+    for kind in found:
         define_kind(mixture, kind)
     define_head(mixture)
     define_boundaries(mixture)
@@ -152,11 +158,15 @@ def head_s(graph: StepGraph) -> float:
 
 def define_boundaries(mixture: Mixture) -> None:
     """For each boundary and state: what layers leave there is no later than what those behind it
-    find, both added up over all boundaries with that label.
+    find, both added up over all boundaries with that label. Where layers are told apart by what
+    follows, as many of them end there as begin.
     """
     for (label, state), left in mixture.outward.items():
         most = -head_s(mixture.graph) if (label, state) == ("begin", "gpu") else 0.0
         mixture.row("boundary", add(dict(left), mixture.inward[label, state], -1.0), most)
+    for label, each in mixture.followed.items():
+        for full in each:
+            mixture.equal("neighbours", mixture.neighbours[label, full])
 
 
 def define_resources(mixture: Mixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.allocation import unevenness
 from kvplan.mixture_statement import NOT_AWAITED, Mixture, State, Terms, add
@@ -42,18 +42,49 @@ class Shape:
         away: whether it has tokens that are attended where they lie.
         silent: how many of its last stages copy nothing, so that weights behind them may load
             earlier.
+        followed: whether the layer behind it is full; None: that is not told.
     """
 
     stages: int
     few: bool = False
     away: bool = False
     silent: int = 0
+    followed: bool | None = None
+
+
+def stages_of(mixture: Mixture, kind: Kind) -> int:
+    """Stages that hold tokens in layers of a kind, at most."""
+    return sum(o.operation == "attend" for o in mixture.members[kind.layer])
+
+
+def is_full(shape: Shape, most: int) -> bool:
+    """Whether each of the stages that a layer may have holds tokens and waits for its buffer."""
+    return 0 < shape.stages == most and not (shape.few or shape.silent)
+
+
+def tell_followed(mixture: Mixture, kinds: Sequence[Kind]) -> None:
+    """Tell layers apart by what follows them: at each boundary, whether full layers may, and others
+    may.
+
+    Else a shape that no layer has could be late in the one's stead: one that waits for no buffer
+    does not mind that it is late, and is late for those behind it that wait for the link.
+    """
+    for kind in kinds:
+        if kind.before != "begin":
+            full = (True,) if stages_of(mixture, kind) else ()
+            mixture.followed[kind.before] = (*full, False)
 
 
 def shapes(mixture: Mixture, kind: Kind) -> Iterator[Shape]:
-    """Every shape that layers of a kind may have."""
+    """Every shape that layers of a kind may have, for each of what may follow them."""
+    for shape in _shapes(mixture, kind):
+        for followed in mixture.followed.get(kind.behind, (None,)):
+            yield replace(shape, followed=followed)
+
+
+def _shapes(mixture: Mixture, kind: Kind) -> Iterator[Shape]:
     operations, schedule = mixture.members[kind.layer], mixture.graph.schedule
-    most = sum(o.operation == "attend" for o in operations)
+    most = stages_of(mixture, kind)
     away = any(o.operation == "send_query" for o in operations)
     awaiting = max(most - schedule.queue_depth, 0)  # copies that wait for a stage of their layer
     silent = awaiting if schedule.stream_weights and _some_are_silent(operations) else 0
@@ -94,6 +125,7 @@ def define_kind(mixture: Mixture, kind: Kind) -> None:
         layers.define_even_stages()
         layers.define_tenants(tenants)
         layers.define_times()
+        layers.define_neighbours()
     mixture.equal("shapes", dict.fromkeys(shares, 1.0), float(kind.count))
     for (holds, _), size in tenants.items():
         if holds not in mixture.sizes:
@@ -113,6 +145,11 @@ class _Layers:
 
     def __init__(self, mixture: Mixture, kind: Kind, shape: Shape) -> None:
         self.mixture, self.kind, self.shape = mixture, kind, shape
+        self.before, self.behind = kind.before, kind.behind
+        if kind.before in mixture.followed:
+            self.before = kind.before, is_full(shape, stages_of(mixture, kind))
+        if shape.followed is not None:
+            self.behind = kind.behind, shape.followed
         self.share = mixture.column("share", float(kind.count))
         self.held = float(mixture.graph.tokens[kind.layer])
         self.spread = float(unevenness(int(self.held), mixture.block))
@@ -283,22 +320,30 @@ class _Layers:
             place = turn + len(attended)
             last[turn] = attended[place - depth] if place >= depth else {inward[place]: 1.0}
         for state in mixture.states:
-            add(mixture.outward.setdefault((self.kind.behind, state), {}), last[state])
-            add(mixture.inward.setdefault((self.kind.before, state), {}), {inward[state]: 1.0})
-        if mixture.most_s < float("inf"):
-            self._limit_lags(inward)
+            add(mixture.outward.setdefault((self.behind, state), {}), last[state])
+            add(mixture.inward.setdefault((self.before, state), {}), {inward[state]: 1.0})
+        self._limit_lags(inward)
 
     def _limit_lags(self, inward: Mapping[State, int]) -> None:
         """Before a layer the GPU has ended last: what others did for the layers behind it was
-        waited for. They are behind it by Q + 1 steps at most, since a buffer that they filled was
-        free after Q of its tenants. So a shape that no layer has holds no time of any.
+        waited for. Where a step is limited they are behind it by Q + 1 steps at most, since a
+        buffer that they filled was free after Q of its tenants: so a shape that no layer has holds
+        no time of any.
         """
-        lag_s = (self.mixture.graph.schedule.queue_depth + 1) * self.mixture.most_s
+        mixture = self.mixture
+        lag_s = (mixture.graph.schedule.queue_depth + 1) * mixture.most_s
         for state, column in inward.items():
             if state != "gpu":
                 ahead = {inward["gpu"]: 1.0, column: -1.0}
-                self.mixture.row("last", {c: -v for c, v in ahead.items()})
-                self.mixture.row("lag", ahead | {self.share: -lag_s})
+                mixture.row("last", {c: -v for c, v in ahead.items()})
+                if mixture.most_s < float("inf"):
+                    mixture.row("lag", ahead | {self.share: -lag_s})
+
+    def define_neighbours(self) -> None:
+        """Remember how many layers end and begin at each boundary."""
+        neighbours = self.mixture.neighbours
+        for label, number in ((self.behind, 1.0), (self.before, -1.0)):
+            add(neighbours.setdefault(label, {}), {self.share: number})
 
     def _awaited(
         self,

@@ -46,6 +46,9 @@ class Mixture:
         sizes: column of the size of each buffer, by what it holds.
         shared: bytes that all groups stage.
         shares: columns of how many layers have each shape.
+        followed: for boundaries at which layers are told apart by what follows: whether full layers
+            do, each of what may be.
+        neighbours: how many layers end there, less how many begin, by boundary.
     """
 
     graph: StepGraph
@@ -67,6 +70,8 @@ class Mixture:
     sizes: dict[str, int] = field(default_factory=dict)
     shared: Terms = field(default_factory=dict)
     shares: list[int] = field(default_factory=list)
+    followed: dict[object, tuple[bool, ...]] = field(default_factory=dict)
+    neighbours: dict[object, Terms] = field(default_factory=dict)
     time_s: float = field(init=False)
     staged_bytes: dict[int, float] = field(init=False)
     index_of: dict[int, int] = field(init=False)
