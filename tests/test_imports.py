@@ -65,6 +65,8 @@ LEVELS = [
         "concentrate",
         "sample",
         "layout",
+        "evenly",
+        "layout_program",
         "descent",
         "apart",
         "layout_blocks",
