@@ -30,15 +30,15 @@ MOST_STATED = 12_000
 """Operations of all of these programs at most."""
 
 Level = Literal["coarse", "following", "whole", "fine"]
-"""What a mixture tells apart, beside kinds and shapes of layers: nothing; what follows them; that,
-and there are whole numbers of each shape; how many of their stages hold tokens.
+"""What a mixture knows beside kinds and shapes of layers: nothing; what follows each; that and that
+there are whole numbers of them; how many of their stages hold tokens.
 """
 
 LEVELS: tuple[Level, ...] = ("coarse", "following", "whole", "fine")
 """What is asked in turn of each range; the last one where it is not cut further."""
 
 STREAMED_LEVELS: tuple[Level, ...] = ("coarse", "fine")
-"""The same with streamed weights, which are awaited in all shapes."""
+"""The same with streamed weights, where it brings nothing to tell what follows."""
 
 MOST_WHOLE_ROWS = 2_500
 """Rows of a mixture program with whole numbers, at most."""
@@ -47,7 +47,7 @@ FEW_NODES = 20
 """Nodes of branch and bound that such a program is given."""
 
 AS_LONG = 10
-"""How many times as long it may take as one without."""
+"""How many times its rows count, for the time it may take."""
 
 OFTENER = 4
 """How many times as many programs may be where mixtures are solved too, which take longer; of as

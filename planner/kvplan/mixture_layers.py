@@ -63,11 +63,12 @@ def is_full(shape: Shape, most: int) -> bool:
 
 
 def tell_followed(mixture: Mixture, kinds: Sequence[Kind]) -> None:
-    """Tell layers apart by what follows them: at each boundary, whether full layers may, and others
-    may.
+    """Tell layers apart by what follows them: at each boundary, a full layer or another one, as far
+    as there may be such.
 
-    Else a shape that no layer has could be late in the one's stead: one that waits for no buffer
-    does not mind that it is late, and is late for those behind it that wait for the link.
+    Where the states of a boundary only add up, a shape that no layer has can be late for all: one
+    that waits for no buffer loses nothing by it. With this only full layers can be late for full
+    ones, and they wait.
     """
     for kind in kinds:
         if kind.before != "begin":
