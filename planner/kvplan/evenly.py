@@ -86,8 +86,7 @@ class Evenly:
         numbers = []
         for row in rows:
             other = self.row(row)
-            kind, _, _ = row.name.partition("[")
-            key = kind, frozenset(other.terms.items()), other.bound
+            key = identity(other)
             if key not in known:
                 known[key] = len(self.program.rows)
                 self.program.rows.append(other)
@@ -105,6 +104,12 @@ class Evenly:
                 run_s = self._run_s[each]
                 terms[run_s] = terms.get(run_s, 0.0) + value * runs
         return replace(row, terms={column: value for column, value in terms.items() if value})
+
+
+def identity(row: Row) -> object:
+    """What rows that say the same have in common."""
+    kind, _, _ = row.name.partition("[")
+    return kind, frozenset(row.terms.items()), row.bound
 
 
 def _run(alike: Sequence[int]) -> int:

@@ -18,7 +18,6 @@ from kvplan.errors import KvplanError
 
 if TYPE_CHECKING:
     from highspy import Highs
-    from numpy.typing import NDArray
 
 FEASIBILITY_TOLERANCE = 1e-10
 
@@ -211,7 +210,7 @@ class Standing:
 
     def __init__(self, cost: Mapping[int, float], rows: Rows, limits: Limits) -> None:
         """Give the program to a solver of its own."""
-        self._solver, self._rows = _exact(), rows
+        self._solver, self._least = _exact(), list(rows.least)
         self._ways = _ways(rows)
         _pass(self._solver, cost, rows, limits)
 
@@ -228,7 +227,7 @@ class Standing:
             KvplanError: the solver gave up.
         """
         for row, bound in (most or {}).items():
-            least = -np.inf if np.isinf(self._rows.least[row]) else bound
+            least = bound if self._least[row] > -np.inf else -np.inf
             self._solver.changeRowBounds(row, least, bound)
         self._solver.setOptionValue("objective_bound", below)
         found = _optimum(self._solver, self._ways)
@@ -239,17 +238,9 @@ class Standing:
         """Keep a column between two values from now on."""
         self._solver.changeColBounds(column, least, most)
 
-    def bound(self, rows: NDArray[np.int32], most: NDArray[np.float64]) -> None:
-        """Give some rows that are no equations other bounds from now on."""
-        for row, bound in zip(rows.tolist(), most.tolist(), strict=True):
-            self._solver.changeRowBounds(row, -np.inf, bound)
-
-    def limit(self, columns: NDArray[np.int32], most: NDArray[np.float64]) -> None:
-        """Keep some columns between 0 and other limits from now on."""
-        self._solver.changeColsBounds(len(columns), columns, np.zeros(len(columns)), most)
-
     def add(self, rows: Rows) -> None:
         """Add rows behind the others."""
+        self._least += rows.least
         self._solver.addRows(
             len(rows.most),
             np.array(rows.least),

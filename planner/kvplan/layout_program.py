@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvplan import program
 from kvplan.candidates import build_unit
 from kvplan.errors import KvplanError
-from kvplan.evenly import Evenly, alike_of
+from kvplan.evenly import Evenly, alike_of, identity
 from kvplan.highs import Rows, Standing
 from kvplan.layout import Layer, Layout, structure, with_every_path
 from kvplan.paths import REGISTRY
@@ -129,14 +129,12 @@ class LayoutProgram:
         """
         most, ceiling = self._bounds(layout)
         rows = np.flatnonzero(most != self._now)
-        if len(rows):
-            self._solver.bound(rows.astype(np.int32), most[rows])
-        columns = np.flatnonzero(ceiling != self._ceiling_now)
-        if len(columns):
-            self._solver.limit(columns.astype(np.int32), ceiling[columns])
+        changed = dict(zip(rows.tolist(), most[rows].tolist(), strict=True))
+        for column in np.flatnonzero(ceiling != self._ceiling_now).tolist():
+            self._solver.hold(column, 0.0, float(ceiling[column]))
         self._now, self._ceiling_now = most, ceiling
         try:
-            found = self._solver.minimise(below=most_s / self._period_s)
+            found = self._solver.minimise(changed, most_s / self._period_s)
         except KvplanError:
             return float("inf")
         if found is None:
@@ -203,7 +201,7 @@ class LayoutProgram:
             delay_s = self.graph.delay_s(before, index)
             row = program.precedence(stated, stated.durations[before], edge, delay_s)
             row = self._evenly.row(row)
-            key = frozenset(row.terms.items()), row.bound
+            key = identity(row)
             if key not in known:
                 known[key] = len(self._most) + len(rows.most)
                 rows.add_scaled(row.terms, row.bound, self._evenly.program.scale)
