@@ -50,6 +50,7 @@ LEVELS = [
         "staging",
         "mixture_statement",
         "mixture_layers",
+        "mixture_windows",
         "mixture",
         "fluid",
         "block_program",

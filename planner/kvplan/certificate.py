@@ -57,6 +57,12 @@ many times the operations each.
 MOST_MIXED_ROWS = 150_000
 """Rows of the mixture programs solved while branching over one schedule, about."""
 
+MOST_NEAR_ROWS = 400_000
+"""The same where the bound is near its target."""
+
+NEAR = 0.3e-2
+"""What such a bound lacks at most, as a share of the target."""
+
 WORTH_MIXING = 15e-2
 """Gap up to which mixture programs are asked: they raise bounds by a percent or two."""
 
@@ -283,7 +289,7 @@ def sharpened(
     times = 1 if mixtures is None else OFTENER
     most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(graph.operations))
     most_solves = len(ranges.whole) * most
-    solves, most_rows = 0, mixtures.rows + MOST_MIXED_ROWS if mixtures is not None else 0
+    solves, rows = 0, 0 if mixtures is None else mixtures.rows
 
     def branch(limits: Limits, known_s: float = 0.0) -> None:
         nonlocal solves
@@ -299,7 +305,8 @@ def sharpened(
             return bound_s
         holds = ranges.to_cut(limits, found, classes)
         is_worth_it = ranges.is_narrow(limits) and mixed < len(levels) - (holds is not None)
-        if mixtures is not None and is_worth_it and mixtures.rows < most_rows:
+        most_rows = MOST_NEAR_ROWS if bound_s >= target_s * (1 - NEAR) else MOST_MIXED_ROWS
+        if mixtures is not None and is_worth_it and mixtures.rows - rows < most_rows:
             mixed_s = mixtures.bound_s(target_s, ranges.staging(limits), levels[mixed])
             heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, mixed + 1))
             continue

@@ -10,7 +10,7 @@ from kvplan.curve import Curve, affine, latest
 from kvplan.dtypes import element_bytes
 from kvplan.hardware import HardwareProfile
 from kvplan.model import LayerSpec, ModelSpec
-from kvplan.paths import Leg, Path
+from kvplan.paths import REGISTRY, Leg, Path
 from kvplan.schedule import Schedule
 from kvplan.workload import Workload
 
@@ -86,10 +86,15 @@ class LayerCosts:
         return self._staged[key]
 
     def in_turn(self, layer: int, paths: Sequence[Path]) -> Sequence[Path]:
-        """Paths of a stage, those with most legs first."""
+        """Paths of a stage, those with most legs first, then as they are registered: so a step does
+        not depend on the order in which a plan lists them.
+        """
         key = (self.kind[layer], tuple([path.name for path in paths]))
         if key not in self._ordered:
-            self._ordered[key] = sorted(paths, key=lambda p: -len(self.legs(layer, p)))
+            rank = {name: number for number, name in enumerate(REGISTRY)}
+            self._ordered[key] = sorted(
+                paths, key=lambda p: (-len(self.legs(layer, p)), rank.get(p.name, len(rank)))
+            )
         return self._ordered[key]
 
     def project(self, layer: int) -> Curve:

@@ -18,8 +18,9 @@ from itertools import pairwise
 from kvplan import program
 from kvplan.errors import KvplanError
 from kvplan.highs import Related, least_whole
-from kvplan.mixture_layers import Kind, define_kind, tell_followed
+from kvplan.mixture_layers import Kind, Layers, shapes, tell_followed
 from kvplan.mixture_statement import Mixture, Terms, add
+from kvplan.mixture_windows import define_windows
 from kvplan.staging import Staging, pause_of
 from kvplan.step import StepGraph
 
@@ -103,6 +104,32 @@ def state(
     define_capacity(mixture, capacity)
     define_quality(mixture, quality)
     return mixture
+
+
+def define_kind(mixture: Mixture, kind: Kind) -> None:
+    """For each kind: its layers are a mixture of shapes; buffers hold the mean tenant of each of
+    its stages.
+    """
+    shares: list[int] = []
+    tenants: dict[tuple[str, int | None], Terms] = {}
+    for shape in shapes(mixture, kind):
+        layers = Layers(mixture, kind, shape)
+        shares.append(layers.share)
+        mixture.shares.append(layers.share)
+        layers.define_tokens()
+        layers.define_even_stages()
+        layers.define_tenants(tenants)
+        layers.define_times()
+        define_windows(layers)
+        layers.define_neighbours()
+    mixture.equal("shapes", dict.fromkeys(shares, 1.0), float(kind.count))
+    for (holds, _), size in tenants.items():
+        if holds not in mixture.sizes:
+            mixture.sizes[holds] = mixture.column("buffer", 2.0**20)
+        if holds == "stages" and mixture.groups:
+            add(mixture.shared, size)
+            continue
+        mixture.row("buffer", add({mixture.sizes[holds]: -1.0}, size, 1.0 / kind.count))
 
 
 def solve(mixture: Mixture, most_s: float = float("inf"), programs: Related | None = None) -> float:

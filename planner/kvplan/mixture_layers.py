@@ -112,46 +112,24 @@ def _some_are_silent(operations: Sequence[Operation]) -> bool:
     return any(v not in crossing for o in operations if o.stage is not None for v in o.variables)
 
 
-def define_kind(mixture: Mixture, kind: Kind) -> None:
-    """For each kind: its layers are a mixture of shapes; buffers hold the mean tenant of each of
-    its stages.
-    """
-    shares: list[int] = []
-    tenants: dict[tuple[str, int | None], Terms] = {}
-    for shape in shapes(mixture, kind):
-        layers = _Layers(mixture, kind, shape)
-        shares.append(layers.share)
-        mixture.shares.append(layers.share)
-        layers.define_tokens()
-        layers.define_even_stages()
-        layers.define_tenants(tenants)
-        layers.define_times()
-        layers.define_neighbours()
-    mixture.equal("shapes", dict.fromkeys(shares, 1.0), float(kind.count))
-    for (holds, _), size in tenants.items():
-        if holds not in mixture.sizes:
-            mixture.sizes[holds] = mixture.column("buffer", 2.0**20)
-        if holds == "stages" and mixture.groups:
-            add(mixture.shared, size)
-            continue
-        mixture.row("buffer", add({mixture.sizes[holds]: -1.0}, size, 1.0 / kind.count))
-
-
-class _Layers:
+class Layers:
     """Layers of one kind and shape: every column is a sum over them.
 
     Where few of their stages hold tokens, one stands for all of these, and ``tenants`` is how many
-    they are; else each stage has as many tenants as there are layers.
+    they are; else each stage has as many tenants as there are layers. ``n`` has the columns of
+    tokens and ``present`` how many layers have any, by variable of the graph; ``durations`` and
+    ``ends`` those of operations, by their identity.
     """
 
     def __init__(self, mixture: Mixture, kind: Kind, shape: Shape) -> None:
+        """Nothing is stated yet but how many layers they are."""
         self.mixture, self.kind, self.shape = mixture, kind, shape
         self.before, self.behind = kind.before, kind.behind
         if kind.before in mixture.followed:
             self.before = kind.before, is_full(shape, stages_of(mixture, kind))
         if shape.followed is not None:
             self.behind = kind.behind, shape.followed
-        self.share = mixture.column("share", float(kind.count))
+        self.share = mixture.column("share", 1.0)
         self.held = float(mixture.graph.tokens[kind.layer])
         self.spread = float(unevenness(int(self.held), mixture.block))
         self.stages = mixture.graph.schedule.stages
@@ -163,12 +141,14 @@ class _Layers:
             mixture.row("tenants", {self.share: 1.0 - self.stages, column: 1.0})
         self.n: dict[int, int] = {}
         self.present: dict[int, Terms] = {}
+        self.durations: dict[int, Terms] = {}
+        self.ends: dict[int, Terms] = {}
         members = mixture.members[kind.layer]
         self.crossing = _crossing(members)
         self.operations = [o for o in members if self._kept(o)]
         # Which of the stages copies nothing is not told apart where others hold no tokens.
         streams = mixture.graph.schedule.stream_weights and shape.stages < self.stages
-        self.waits_for_no_buffer = shape.few or mixture.groups > 0
+        self.waits_for_no_buffer = mixture.groups > 0
         self.may_load_earlier = streams and _some_are_silent(members)
 
     def _kept(self, operation: Operation) -> bool:
@@ -197,7 +177,7 @@ class _Layers:
             for index in operation.variables:
                 if index in self.n:
                     continue
-                variable, most = graph.variables[index], self._most(index)
+                variable, most = graph.variables[index], self.most(index)
                 self.n[index] = mixture.column("n", max(most, 1e-9) * self.kind.count)
                 for tier, size in variable.stored.items():
                     stored = mixture.stored.setdefault(tier, {})
@@ -214,7 +194,7 @@ class _Layers:
         for members in groups.values():
             self._define_present(members)
 
-    def _most(self, index: int) -> float:
+    def most(self, index: int) -> float:
         """Most tokens of a variable in a layer, or in one of its stages."""
         mixture, variable = self.mixture, self.mixture.graph.variables[index]
         if variable.stage is None:
@@ -237,7 +217,7 @@ class _Layers:
                 column = self.mixture.column("present", float(self.kind.count))
                 self.present[index] = {column: 1.0}
                 one[column] = -1.0
-            most = add({self.n[index]: 1.0}, self.present[index], -self._most(index))
+            most = add({self.n[index]: 1.0}, self.present[index], -self.most(index))
             self.mixture.row("present", most)
         if len(members) > 1:
             self.mixture.row("present", one)
@@ -300,16 +280,17 @@ class _Layers:
         ends: dict[int, Terms] = {}
         attended: list[Terms] = []
         for operation in self.operations:
-            taken = self._duration(operation)
+            taken = self.durations[id(operation)] = self._duration(operation)
             if operation.resource is not None:
                 add(mixture.busy.setdefault(operation.resource, {}), taken)
             if operation.resource in NOT_AWAITED or operation.operation in LEFT_OUT:
                 continue
             start = mixture.column("start", mixture.time_s)
-            for before in self._awaited(operation, inward, last, ends, attended):
+            awaited = self._awaited(operation, inward, last, ends, attended)
+            for before in (*awaited, *self._awaited_by_last(operation, taken, ends)):
                 mixture.row("precedence", add({start: -1.0}, before))
             end = add({start: 1.0}, taken)
-            ends[mixture.index_of[id(operation)]] = end
+            ends[mixture.index_of[id(operation)]] = self.ends[id(operation)] = end
             if operation.resource is not None:
                 last[operation.resource] = end
             if operation.operation == "attend":
@@ -318,7 +299,7 @@ class _Layers:
                 last["finished"], last["freed"] = end, last["finished"]
         depth = mixture.graph.schedule.queue_depth
         for turn in range(0 if self.waits_for_no_buffer else depth):
-            place = turn + len(attended)
+            place = turn + len(attended)  # where few stages stand for more: no later than theirs
             last[turn] = attended[place - depth] if place >= depth else {inward[place]: 1.0}
         for state in mixture.states:
             add(mixture.outward.setdefault((self.behind, state), {}), last[state])
@@ -363,7 +344,7 @@ class _Layers:
         for before, lag in operation.after:
             if (index, before, lag) in graph.buffer_edges:
                 entering = True
-            elif lag == 0 and before in ends:
+            elif lag == 0 and before in ends and not self._overlap(before, operation):
                 yield ends[before]
         if not entering:
             return
@@ -375,6 +356,28 @@ class _Layers:
             yield {inward[operation.stage]: 1.0}
         elif not (self.may_load_earlier and operation.resource == "h2d"):
             yield attended[operation.stage - depth]
+
+    def _overlap(self, before: int, operation: Operation) -> bool:
+        """Whether an operation that stands for those of several stages starts while the one that
+        each of them waits for goes on for others.
+        """
+        own = self.shape.few and operation.stage is not None
+        return own and self.mixture.graph.operations[before].stage is not None
+
+    def _awaited_by_last(
+        self, operation: Operation, taken: Mapping[int, float], ends: Mapping[int, Terms]
+    ) -> Iterator[Terms]:
+        """Where one attend stands for those of several stages, whose copies overlap with them: the
+        last of these starts after all copies, and takes its fixed time at least.
+        """
+        if operation.operation != "attend" or not self.shape.few:
+            return
+        fixed_s = max(piece.fixed_s for piece in operation.curve.pieces)
+        graph = self.mixture.graph
+        for before, end in ends.items():
+            other = graph.operations[before]
+            if other.stage is not None and other.resource != operation.resource:
+                yield add(add({self.share: fixed_s}, end), taken, -1.0)
 
     def _ceiling(self, operation: Operation) -> float:
         """Most volume of an operation of one layer."""

@@ -6,6 +6,7 @@ its fixed times, and a link that cannot run far ahead; a large one takes HBM.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -63,8 +64,9 @@ def staging_bytes(graph: StepGraph) -> dict[int, float]:
 @dataclass(frozen=True, slots=True)
 class Pause:
     """What lies around the head: from the last attend of a step to the first of the next, the GPU
-    finishes the last layer, runs the head, projects the first and attends what it has resident.
-    Meanwhile links can fill the staging buffers; beyond that they wait, or load weights.
+    finishes the last layer, runs those without stages and the head, projects the first with stages
+    and attends what it has resident. Meanwhile links can fill the staging buffers; beyond that they
+    wait, or load weights.
 
     Args:
         behind_s: seconds that it takes, whatever the tokens.
@@ -112,17 +114,18 @@ def define_staging(statement: Statement, staging: Staging, busy: Mapping[str, Su
 
 def pause_of(graph: StepGraph, classes: Sequence[int], staging: Staging) -> Pause:
     """What lies around the head of a step; nothing where micro-batches follow each other."""
-    first = min(layer for layer in graph.tokens if classes[layer] == classes[0])
-    last = max(layer for layer in graph.tokens if classes[layer] == classes[-1])
+    if any(o.micro_batch for o in graph.operations):
+        return Pause()
+    between, last, first = around_head(graph, classes)
+    counts, sides = Counter(between), {"finish": last, "project": first}
     behind_s, slope_s = 0.0, dict[str, float]()
     fixed_s: dict[tuple[str, int], dict[str | None, float]] = {}
     for operation in graph.operations:
-        if operation.micro_batch:
-            return Pause()
-        place = {"finish": last, "head": last, "project": first}.get(operation.operation)
-        if operation.layer == place:
-            share = graph.cycles if operation.operation == "head" else 1
-            behind_s += operation.curve.seconds(0.0) * share
+        if operation.operation == "head":
+            behind_s += operation.curve.seconds(0.0) * graph.cycles
+        elif operation.resource == "gpu":
+            times = counts[operation.layer] + (sides.get(operation.operation) == operation.layer)
+            behind_s += own_s(graph, operation) * times
         link = operation.resource
         if link in LINKS and operation.stage is not None:
             pieces, size = operation.curve.pieces, staging.per_token[operation.variables[0]]
@@ -146,8 +149,33 @@ def pause_of(graph: StepGraph, classes: Sequence[int], staging: Staging) -> Paus
     )
 
 
+def around_head(graph: StepGraph, classes: Sequence[int]) -> tuple[list[int], int, int]:
+    """Layers between the last one of a step that may stage tokens and the first one of the next
+    step, then these two: each as the layer of the graph that stands for it. Where weights are
+    streamed links load those of the layers between, so that none of these counts.
+    """
+    of = {classes[layer]: layer for layer in graph.tokens}
+    holding = {o.layer for o in graph.operations if o.operation == "attend"}
+    order = [of[each] for each in classes]
+    places = [place for place, layer in enumerate(order) if layer in holding]
+    if graph.schedule.stream_weights or not places:
+        return [], order[-1], order[0]
+    first, last = places[0], places[-1]
+    return order[last + 1 :] + order[:first], order[last], order[first]
+
+
+def own_s(graph: StepGraph, operation: Operation) -> float:
+    """Seconds of an operation of a layer without stages, whatever path its tokens take: none where
+    they may be attended away.
+    """
+    if not operation.variables:
+        return operation.curve.seconds(0.0)
+    away = any(o.operation == "send_query" for o in graph.operations if o.layer == operation.layer)
+    return 0.0 if away else operation.curve.seconds(float(graph.tokens[operation.layer]))
+
+
 def resident_s(graph: StepGraph, staging: Staging) -> float:
-    """Seconds that any layer attends resident tokens: all that its stages cannot hold."""
+    """Seconds that any layer with stages attends resident tokens: all that these cannot hold."""
     if any(o.operation == "send_query" for o in graph.operations):
         return 0.0
     stages = graph.schedule.stages if graph.schedule.axis == "token" else 1
@@ -159,4 +187,5 @@ def resident_s(graph: StepGraph, staging: Staging) -> float:
         for o in graph.operations
         if o.operation == "attend_resident"
     }
-    return min(found.get(layer, 0.0) for layer in graph.tokens)
+    holding = {o.layer for o in graph.operations if o.operation == "attend"}
+    return min((found.get(layer, 0.0) for layer in holding), default=0.0)
