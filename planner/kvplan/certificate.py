@@ -11,6 +11,7 @@ schedule's layers adds to that.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -36,6 +37,12 @@ there are whole numbers of them; how many of their stages hold tokens.
 
 LEVELS: tuple[Level, ...] = ("coarse", "following", "whole", "fine")
 """What is asked in turn of each range; the last one where it is not cut further."""
+
+GUESSES: tuple[Level, ...] = ("following", "whole")
+"""What brings much in every range of a schedule, or nothing in any."""
+
+MOST_MISSES = 2
+"""Ranges in which such a level may bring nothing before it is asked no more."""
 
 STREAMED_LEVELS: tuple[Level, ...] = ("coarse", "fine")
 """The same with streamed weights, where it brings nothing to tell what follows."""
@@ -77,6 +84,9 @@ MOST_APART = 12
 
 MOST_NODES = 100
 """Nodes of branch and bound that a program of layers told apart is given."""
+
+LEAST_RISE = 1e-4
+"""Share by which a bound rises where something was brought."""
 
 ROUNDING = 1e-12
 """Share by which bounds aim too high, so that one at its target is within the gap asked for."""
@@ -289,6 +299,7 @@ def sharpened(
     times = 1 if mixtures is None else OFTENER
     most = min(times * MOST_SOLVES, times**2 * MOST_STATED // len(graph.operations))
     most_solves = len(ranges.whole) * most
+    misses: Counter[Level] = Counter()
     solves, rows = 0, 0 if mixtures is None else mixtures.rows
 
     def branch(limits: Limits, known_s: float = 0.0) -> None:
@@ -304,10 +315,14 @@ def sharpened(
         if bound_s >= target_s:
             return bound_s
         holds = ranges.to_cut(limits, found, classes)
+        while mixed < len(levels) and misses[levels[mixed]] >= MOST_MISSES:
+            mixed += 1
         is_worth_it = ranges.is_narrow(limits) and mixed < len(levels) - (holds is not None)
         most_rows = MOST_NEAR_ROWS if bound_s >= target_s * (1 - NEAR) else MOST_MIXED_ROWS
         if mixtures is not None and is_worth_it and mixtures.rows - rows < most_rows:
-            mixed_s = mixtures.bound_s(target_s, ranges.staging(limits), levels[mixed])
+            level = levels[mixed]
+            mixed_s = mixtures.bound_s(target_s, ranges.staging(limits), level)
+            misses[level] += level in GUESSES and mixed_s <= bound_s * (1 + LEAST_RISE)
             heapq.heapreplace(heap, (max(bound_s, mixed_s), number, found, limits, mixed + 1))
             continue
         if holds is None or solves + 2 > most_solves:
