@@ -43,6 +43,9 @@ from kvplan.thin import thin_out
 PATIENCE = 3
 """Judged candidates without a gain that end a round."""
 
+PATIENCE_ALIKE = 2
+"""The same where all layers are equal, so that trials tell more."""
+
 FAR = 5e-2
 """Gap from which better plans are looked for before bounds are raised, and with a path fewer where
 local search leaves it.
@@ -182,7 +185,8 @@ def close_gap(scenario: Scenario, candidates: list[Candidate], best: Best) -> No
         if left_s <= 0:
             break
         before_s = best.step_s
-        trial = judge(with_block(scenario, finer), likely)
+        enough_s = least_bound(candidates) * (1 + good_gap)
+        trial = judge(with_block(scenario, finer), likely, enough_s)
         if trial is not None:
             best.judged += trial.judged - 1
             best.offer(trial.plan, trial.candidate, finer, NEAR)
@@ -233,21 +237,25 @@ def simplest_of(scenario: Scenario, candidates: Sequence[Candidate]) -> Best | N
     return Best(plan, candidate, scenario.workload.block, len(found))
 
 
-def judge(scenario: Scenario, candidates: Sequence[Candidate]) -> Best | None:
-    """Round and play the best candidates whole, until no other can be better by more than NEAR.
+def judge(
+    scenario: Scenario, candidates: Sequence[Candidate], enough_s: float = 0.0
+) -> Best | None:
+    """Round and play the best candidates whole, until no other can be better by more than NEAR, or
+    one is good enough.
 
-    Where layers differ there are no trials to go by; then PATIENCE candidates without a gain end
-    the round.
+    Where layers differ there are no trials to go by, and rounding may cost more than trials differ
+    by; so some candidates without a gain end the round.
     """
+    patience = PATIENCE_ALIKE if len(set(scenario.classes)) == 1 else PATIENCE
     least = min(c.trial_s for c in candidates)
     near = [c for c in candidates if c.trial_s <= least * (1 + NEAR)]
     rest = sorted((c for c in candidates if c not in near), key=lambda c: c.trial_s)
     best: Best | None = None
     idle = 0
     for judged, candidate in enumerate([*sorted(near, key=simplicity), *rest], start=1):
-        if best is not None and best.step_s <= candidate.trial_s * (1 + NEAR):
+        if best is not None and best.step_s <= max(candidate.trial_s * (1 + NEAR), enough_s):
             break
-        if best is not None and idle >= PATIENCE:
+        if best is not None and idle >= patience:
             break
         plan = fitted(scenario, candidate)
         gained = best is None and plan is not None

@@ -125,7 +125,8 @@ def pause_of(graph: StepGraph, classes: Sequence[int], staging: Staging) -> Paus
             behind_s += operation.curve.seconds(0.0) * graph.cycles
         elif operation.resource == "gpu":
             times = counts[operation.layer] + (sides.get(operation.operation) == operation.layer)
-            behind_s += own_s(graph, operation) * times
+            if times:
+                behind_s += own_s(graph, operation) * times
         link = operation.resource
         if link in LINKS and operation.stage is not None:
             pieces, size = operation.curve.pieces, staging.per_token[operation.variables[0]]
