@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import patch
 
 import msgspec
 from hypothesis import assume, example, given
@@ -27,7 +29,9 @@ from kvplan.allocation import Segment
 from kvplan.candidates import filled_groups, unit_layers
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.highs import Related
+from kvplan.mixture_layers import Layers
 from kvplan.mixture_statement import Mixture
+from kvplan.mixture_windows import define_windows
 from kvplan.scenario import Scenario
 from kvplan.schedule import Schedule
 from kvplan.staging import Staging, staging_bytes
@@ -98,6 +102,34 @@ def waiting_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
         everything = (Segment(0, stages * tokens, "resident", None),)
         allocation.append(everything if all(kept) else tuple(segments))
     return scenario, evaluate(scenario, schedule, tuple(allocation), [1.0] * count)
+
+
+@st.composite
+def mixed_stage_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
+    """Layers that copy some stages, keep activations for others and both for some; copying takes
+    about as long as rebuilding.
+    """
+    stages, tokens = draw(st.integers(2, 7)), draw(st.sampled_from((4, 12)))
+    spec = layer(intermediate=draw(st.sampled_from((8, 256))))
+    token_s, copy_s = 256e-6, draw(st.sampled_from((0.0, 3e-4, 3e-3)))
+    hardware = ideal(
+        link=1e6, copy_s=copy_s, hbm=1e6 * draw(magnitudes(1, 1000)),
+        flop=4.0 * spec.hidden**2 / token_s * draw(magnitudes(0.3, 3.0)),
+    )  # fmt: skip
+    scenario = Scenario(model=model([spec] * draw(st.integers(1, 5))), hardware=hardware,
+                        workload=Workload(batch=1, context=stages * tokens, block=1))  # fmt: skip
+    schedule = Schedule(stages=stages, queue_depth=draw(st.integers(1, min(stages, 4))))
+    most = st.sampled_from((0, 0, tokens, tokens)) | st.integers(0, tokens)
+    names = st.sampled_from(("fetch", "fetch", "recompute"))
+    allocation = []
+    for _ in scenario.model.layers:
+        segments = []
+        for j in range(stages):
+            begin, copied, end = tokens * j, tokens * j + draw(most), tokens * (j + 1)
+            segments += [Segment(begin, copied, draw(names), j)] if begin < copied else []
+            segments += [Segment(copied, end, "recompute_resident", j)] if copied < end else []
+        allocation.append(tuple(segments))
+    return scenario, evaluate(scenario, schedule, tuple(allocation))
 
 
 @st.composite
@@ -253,7 +285,13 @@ def around(size: float) -> tuple[float, float]:
 
 @examples(80)
 @given(
-    plans() | plans(streamed=True) | waiting_plans() | tiered_plans() | sparse_plans(),
+    plans()
+    | plans(streamed=True)
+    | waiting_plans()
+    | tiered_plans()
+    | sparse_plans()
+    | mixed_stage_plans()
+    | mixed_stage_plans(),
     st.booleans(),
     st.booleans(),
 )
@@ -295,7 +333,7 @@ def test_mixtures_are_solved_from_others_and_only_as_far_as_wanted(
 
 @examples(30)
 @given(
-    plans() | plans(streamed=True) | waiting_plans() | sparse_plans(),
+    plans() | plans(streamed=True) | waiting_plans() | sparse_plans() | mixed_stage_plans(),
     st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_whole_numbers_of_layers_bound_every_plan(
@@ -314,6 +352,46 @@ def test_whole_numbers_of_layers_bound_every_plan(
             if pinning:
                 pin(stated, scenario, plan)
             assert mixture.solve_whole(stated, 200) <= plan.step_s * (1 + 1e-6)
+
+
+def pin_stages(layers: Layers, scenario: Scenario, plan: Evaluation) -> None:
+    """Hold layers of a kind at the plan's own: all of them full, with its tokens of every stage and
+    path, and how many have any.
+    """
+    labels = ["begin", *pairwise(scenario.classes), "end"]
+    sides = (layers.kind.before, layers.kind.behind)
+    own = [i for i, around in enumerate(pairwise(labels)) if around == sides]
+    full = layers.shape.stages == plan.schedule.stages and not layers.shape.few
+    held: dict[tuple[int | None, str], list[float]] = {}
+    for variable, value in zip(plan.graph.variables, plan.values, strict=True):
+        if variable.layer in own:
+            held.setdefault((variable.stage, variable.path), []).append(value)
+    stated = layers.mixture
+    stated.equal("pinned", {layers.share: 1.0}, float(len(own)) if full else 0.0)
+    for index, column in layers.n.items():
+        variable = stated.graph.variables[index]
+        values = held.get((variable.stage, variable.path), []) if full else []
+        stated.equal("pinned", {column: 1.0}, sum(values))
+        if index in layers.present:
+            stated.equal("pinned", layers.present[index], float(len(values)))
+
+
+@examples(150)
+@given(mixed_stage_plans())
+def test_mixtures_bound_plans_whose_stages_they_have(judged: tuple[Scenario, Evaluation]) -> None:
+    """With the plan's tokens of each stage, only its times are left to be chosen."""
+    scenario, plan = judged
+    for graph in graphs_of(scenario, plan):
+        assume(mixture.applies(graph, scenario.classes))
+        within = Staging(*around(largest_stage(plan)), staging_bytes(graph))
+
+        def pin_and_define(layers: Layers) -> None:
+            pin_stages(layers, scenario, plan)
+            define_windows(layers)
+
+        with patch.object(mixture, "define_windows", pin_and_define):
+            stated = mixture.state(graph, scenario.classes, LARGE, {}, 1, within)
+        assert mixture.solve(stated) <= plan.step_s * (1 + 1e-6)
 
 
 OVERLAPPING = partly_staged(6, 3, 400, [range(6), range(5)], hbm=0.9, copy=1.0)
