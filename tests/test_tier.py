@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from kvplan import cost
 from kvplan.allocation import Segment
-from kvplan.errors import InputError
+from kvplan.errors import InfeasibleError, InputError
 from kvplan.evaluate import Evaluation, evaluate
 from kvplan.hardware_library import hardware_names, load_hardware
 from kvplan.model_library import load_model
@@ -18,6 +19,7 @@ from kvplan.scenario import Options, Scenario
 from kvplan.schedule import Schedule
 from kvplan.solve import search
 from kvplan.tier import Tier
+from kvplan.units import parse_bytes
 from kvplan.workload import Workload
 
 WHAT_IFS = [name for name in hardware_names() if name.startswith("what-if")]
@@ -113,3 +115,28 @@ def test_a_tier_is_checked() -> None:
         Tier(**fine, attended_by="magic")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="bandwidth"):
         Tier(**{**fine, "bytes_per_s": 0.0}, attended_by="gpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpu", ["what-if-cxl", "what-if-near-memory"])
+def test_a_tier_that_is_too_small_is_named_with_changes_that_work(gpu: str) -> None:
+    asked = scenario(gpu)
+    asked = dataclasses.replace(asked, workload=dataclasses.replace(asked.workload, batch=256))
+    with pytest.raises(InfeasibleError) as caught:
+        search(asked)
+    assert caught.value.budget == "tier"
+    change = re.fullmatch(
+        r"take a profile whose tier.capacity is at least (\S+)( or give --dram at least (\S+))?"
+        r" or lower --batch to (\d+)",
+        caught.value.change,
+    )
+    assert change is not None, caught.value.change
+    tier = asked.hardware.tier
+    assert tier is not None
+    larger = dataclasses.replace(tier, capacity_bytes=parse_bytes(change[1]))
+    hardware = dataclasses.replace(asked.hardware, tier=larger)
+    assert search(dataclasses.replace(asked, hardware=hardware)).best.step_s > 0
+    if change[3]:
+        budgets = dataclasses.replace(asked.budgets, dram_bytes=parse_bytes(change[3]))
+        assert search(dataclasses.replace(asked, budgets=budgets)).best.step_s > 0
+    workload = dataclasses.replace(asked.workload, batch=int(change[4]))
+    assert search(dataclasses.replace(asked, workload=workload)).best.step_s > 0

@@ -36,12 +36,12 @@ def explain_infeasible(scenario: Scenario) -> InfeasibleError:
     """Which budget binds, and the smallest change that makes a plan possible."""
     short = least_shortfall(scenario)
     tier = max(sorted(short), key=lambda t: short[t])
-    beside = {"dram": sum(short.values())} if tier == "hbm" else {}
+    elsewhere = tier == "tier" or (tier == "hbm" and may_stream(scenario))
     changes = [
         change
         for change in (
             larger_budget(scenario, tier, short),
-            larger_budget(scenario, "dram", beside) if may_stream(scenario) and beside else None,
+            larger_budget(scenario, "dram", {"dram": sum(short.values())}) if elsewhere else None,
             smaller_reserve(scenario, tier, short),
             smaller_batch(scenario),
             streamed_weights(scenario),
@@ -113,6 +113,8 @@ def least_shortfall(scenario: Scenario) -> dict[str, float]:
 
 def larger_budget(scenario: Scenario, tier: str, short: dict[str, float]) -> str | None:
     """The smallest larger budget of a tier with which a plan was found, in words."""
+    if tier == "tier":
+        return larger_tier(scenario, short)
     for wanted in budgets_to_try(scenario, tier, short):
         budgets = scenario.budgets
         if tier == "hbm":
@@ -132,6 +134,20 @@ def larger_budget(scenario: Scenario, tier: str, short: dict[str, float]) -> str
                 return None
         if plan_exists(dataclasses.replace(scenario, budgets=changed)):
             return words
+    return None
+
+
+def larger_tier(scenario: Scenario, short: dict[str, float]) -> str | None:
+    """The smallest larger tier with which a plan was found, in words: what a machine has beside
+    host memory is its profile's to say.
+    """
+    hardware = scenario.hardware
+    assert hardware.tier is not None, "only what a machine has can be short"
+    for wanted in budgets_to_try(scenario, "tier", short):
+        tier = dataclasses.replace(hardware.tier, capacity_bytes=wanted)
+        larger = dataclasses.replace(hardware, tier=tier)
+        if plan_exists(dataclasses.replace(scenario, hardware=larger)):
+            return f"take a profile whose tier.capacity is at least {compact(wanted)}"
     return None
 
 
