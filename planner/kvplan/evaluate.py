@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvplan.allocation import Allocation
+from kvplan.allocation import Allocation, Segment
 from kvplan.errors import InputError
 from kvplan.paths import REGISTRY, Path
 from kvplan.scenario import Scenario
@@ -105,39 +105,49 @@ def _structure(
         raise InputError("decision.layers", len(allocation), f"{len(scenario.model.layers)} layers")
     structure: dict[tuple[int, int | None], list[Path]] = {}
     tokens: dict[tuple[int, int | None, str], int] = {}
-    dtype = scenario.workload.kv_dtype
-    usable: dict[object, bool] = {}
+    known: dict[object, dict[int | None, dict[str, int]]] = {}  # equal layers share segments
+    usable: set[object] = set()
     for layer, segments in enumerate(allocation):
-        reached = 0
-        for segment in segments:
-            where = f"decision.layers[{layer}]"
-            if segment.begin != reached or segment.end <= segment.begin:
-                raise InputError(where, [segment.begin, segment.end], f"tokens from {reached} on")
-            reached = segment.end
-            path = REGISTRY.get(segment.path)
-            if path is None:
-                raise InputError(where, segment.path, f"one of {', '.join(REGISTRY)}")
-            if (segment.stage is None) == (path.attends == "stage"):
-                wanted = "a stage" if path.attends == "stage" else "no stage"
-                raise InputError(f"{where} {path.name}", segment.stage, wanted)
-            kind = (scenario.classes[layer], path.name)
-            if kind not in usable:
-                spec = scenario.model.layers[layer]
-                usable[kind] = path.available(scenario.hardware, spec, dtype)
-            if not usable[kind]:
+        key = (scenario.classes[layer], id(segments))
+        if key not in known:
+            known[key] = _held(scenario, layer, segments, usable)
+        for stage, held in known[key].items():
+            structure[layer, stage] = [REGISTRY[name] for name in held]
+            for name, count in held.items():
+                tokens[layer, stage, name] = count
+    return structure, tokens
+
+
+def _held(
+    scenario: Scenario, layer: int, segments: Sequence[Segment], usable: set[object]
+) -> dict[int | None, dict[str, int]]:
+    """Tokens of a layer by stage and path, in the order of its segments; ``usable`` has the classes
+    of layers and the paths that the machine was found to have figures for.
+    """
+    where, reached = f"decision.layers[{layer}]", 0
+    spec, dtype = scenario.model.layers[layer], scenario.workload.kv_dtype
+    found: dict[int | None, dict[str, int]] = {}
+    for segment in segments:
+        if segment.begin != reached or segment.end <= segment.begin:
+            raise InputError(where, [segment.begin, segment.end], f"tokens from {reached} on")
+        reached = segment.end
+        path = REGISTRY.get(segment.path)
+        if path is None:
+            raise InputError(where, segment.path, f"one of {', '.join(REGISTRY)}")
+        if (segment.stage is None) == (path.attends == "stage"):
+            wanted = "a stage" if path.attends == "stage" else "no stage"
+            raise InputError(f"{where} {path.name}", segment.stage, wanted)
+        if (scenario.classes[layer], path.name) not in usable:
+            if not path.available(scenario.hardware, spec, dtype):
                 raise InputError(
                     where, path.name, f"a path that {scenario.hardware.name} has figures for"
                 )
-            own = structure.setdefault((layer, segment.stage), [])
-            if path not in own:
-                own.append(path)
-            key = (layer, segment.stage, path.name)
-            tokens[key] = tokens.get(key, 0) + segment.tokens
-        if reached != scenario.cached_tokens(layer):
-            raise InputError(
-                f"decision.layers[{layer}]", reached, f"{scenario.cached_tokens(layer)} tokens"
-            )
-    return structure, tokens
+            usable.add((scenario.classes[layer], path.name))
+        own = found.setdefault(segment.stage, {})
+        own[path.name] = own.get(path.name, 0) + segment.tokens
+    if reached != scenario.cached_tokens(layer):
+        raise InputError(where, reached, f"{scenario.cached_tokens(layer)} tokens")
+    return found
 
 
 def refuse_overflow(evaluation: Evaluation, capacity: dict[str, float]) -> str | None:
