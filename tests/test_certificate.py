@@ -147,13 +147,16 @@ def sparse_plans(draw: st.DrawFn) -> tuple[Scenario, Evaluation]:
         hardware=ideal(link=1e6, flop=flop, copy_s=draw(st.sampled_from((0.0, 1e-3)))),
         workload=Workload(batch=1, context=stages * tokens, block=1),
     )
-    schedule = Schedule(stages=stages, queue_depth=draw(st.integers(1, stages)))
+    streams = draw(st.booleans())
+    schedule = Schedule(stages=stages, queue_depth=draw(st.integers(1, stages)),
+                        stream_weights=streams)  # fmt: skip
     whole = (Segment(0, stages * tokens, "resident", None),)
     staged = tuple(Segment(tokens * j, tokens * (j + 1), "fetch", j) for j in range(stages))
     allocation = [
         draw(st.sampled_from((whole, staged, staged))) if i in staging else () for i in range(count)
     ]
-    return scenario, evaluate(scenario, schedule, tuple(allocation))
+    shares = [draw(st.sampled_from((0.0, 0.1, 1.0))) for _ in allocation] if streams else None
+    return scenario, evaluate(scenario, schedule, tuple(allocation), shares)
 
 
 @st.composite

@@ -134,7 +134,7 @@ def pause_of(graph: StepGraph, classes: Sequence[int], staging: Staging) -> Paus
             fixed_s.setdefault((link, operation.layer), {})[operation.path] = most
             dearest = max(p.s_per_unit for p in pieces) / size
             slope_s[link] = max(slope_s.get(link, 0.0), dearest)
-    behind_s += resident_s(graph, staging)
+    behind_s += resident_s(graph, staging, first)
     depth = graph.schedule.queue_depth
     # A buffer holds any mix of paths, of a layer or of a group: all fixed parts, dearest slope.
     many = sum if graph.schedule.axis == "layer" else max
@@ -175,9 +175,12 @@ def own_s(graph: StepGraph, operation: Operation) -> float:
     return 0.0 if away else operation.curve.seconds(float(graph.tokens[operation.layer]))
 
 
-def resident_s(graph: StepGraph, staging: Staging) -> float:
-    """Seconds that any layer with stages attends resident tokens: all that these cannot hold."""
-    if any(o.operation == "send_query" for o in graph.operations):
+def resident_s(graph: StepGraph, staging: Staging, first: int) -> float:
+    """Seconds that any layer with stages attends resident tokens: all that these cannot hold. None
+    where the first layer behind the head has no stages.
+    """
+    holding = {o.layer for o in graph.operations if o.operation == "attend"}
+    if first not in holding or any(o.operation == "send_query" for o in graph.operations):
         return 0.0
     stages = graph.schedule.stages if graph.schedule.axis == "token" else 1
     most = stages * staging.most_bytes / min(staging.per_token.values())
@@ -188,5 +191,4 @@ def resident_s(graph: StepGraph, staging: Staging) -> float:
         for o in graph.operations
         if o.operation == "attend_resident"
     }
-    holding = {o.layer for o in graph.operations if o.operation == "attend"}
-    return min((found.get(layer, 0.0) for layer in holding), default=0.0)
+    return min(found.get(layer, 0.0) for layer in holding)
