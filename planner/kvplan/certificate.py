@@ -38,14 +38,17 @@ there are whole numbers of them; how many of their stages hold tokens.
 LEVELS: tuple[Level, ...] = ("coarse", "following", "whole", "fine")
 """What is asked in turn of each range; the last one where it is not cut further."""
 
+STREAMED_LEVELS: tuple[Level, ...] = ("coarse", "fine")
+"""The same with streamed weights, where it brings nothing to tell what follows."""
+
 GUESSES: tuple[Level, ...] = ("following", "whole")
 """What brings much in every range of a schedule, or nothing in any."""
 
 MOST_MISSES = 2
 """Ranges in which such a level may bring nothing before it is asked no more."""
 
-STREAMED_LEVELS: tuple[Level, ...] = ("coarse", "fine")
-"""The same with streamed weights, where it brings nothing to tell what follows."""
+LEAST_RISE = 1e-4
+"""Share by which a bound rises where something was brought."""
 
 MOST_WHOLE_ROWS = 2_500
 """Rows of a mixture program with whole numbers, at most."""
@@ -84,9 +87,6 @@ MOST_APART = 12
 
 MOST_NODES = 100
 """Nodes of branch and bound that a program of layers told apart is given."""
-
-LEAST_RISE = 1e-4
-"""Share by which a bound rises where something was brought."""
 
 ROUNDING = 1e-12
 """Share by which bounds aim too high, so that one at its target is within the gap asked for."""

@@ -21,7 +21,7 @@ from kvplan.highs import Related, least_whole
 from kvplan.mixture_layers import Kind, Layers, shapes, tell_followed
 from kvplan.mixture_statement import Mixture, Terms, add
 from kvplan.mixture_windows import define_windows
-from kvplan.staging import Staging, pause_of
+from kvplan.staging import Staging, head_s, pause_of
 from kvplan.step import StepGraph
 
 MOST_KINDS = 24
@@ -175,12 +175,6 @@ def define_head(mixture: Mixture) -> None:
         column = mixture.column("in", mixture.time_s)
         mixture.inward["end", state] = {column: 1.0}
         mixture.outward["begin", state] = {column: 1.0, mixture.program.period: -1.0}
-
-
-def head_s(graph: StepGraph) -> float:
-    """Seconds of the head of the whole step."""
-    heads = (o.curve.seconds(0.0) for o in graph.operations if o.operation == "head")
-    return sum(heads) * graph.cycles
 
 
 def define_boundaries(mixture: Mixture) -> None:

@@ -148,7 +148,6 @@ class Layers:
         self.operations = [o for o in members if self._kept(o)]
         # Which of the stages copies nothing is not told apart where others hold no tokens.
         streams = mixture.graph.schedule.stream_weights and shape.stages < self.stages
-        self.waits_for_no_buffer = mixture.groups > 0
         self.may_load_earlier = streams and _some_are_silent(members)
 
     def _kept(self, operation: Operation) -> bool:
@@ -298,7 +297,7 @@ class Layers:
             if operation.operation == "finish" and "finished" in last:
                 last["finished"], last["freed"] = end, last["finished"]
         depth = mixture.graph.schedule.queue_depth
-        for turn in range(0 if self.waits_for_no_buffer else depth):
+        for turn in range(0 if self.mixture.groups else depth):
             place = turn + len(attended)  # where few stages stand for more: no later than theirs
             last[turn] = attended[place - depth] if place >= depth else {inward[place]: 1.0}
         for state in mixture.states:
@@ -350,7 +349,7 @@ class Layers:
             return
         if operation.operation == "load_weights":
             yield {inward["freed"]: 1.0}
-        elif operation.stage is None or self.waits_for_no_buffer:
+        elif operation.stage is None or self.mixture.groups:
             return
         elif operation.stage < depth:
             yield {inward[operation.stage]: 1.0}

@@ -118,12 +118,10 @@ def pause_of(graph: StepGraph, classes: Sequence[int], staging: Staging) -> Paus
         return Pause()
     between, last, first = around_head(graph, classes)
     counts, sides = Counter(between), {"finish": last, "project": first}
-    behind_s, slope_s = 0.0, dict[str, float]()
+    behind_s, slope_s = head_s(graph), dict[str, float]()
     fixed_s: dict[tuple[str, int], dict[str | None, float]] = {}
     for operation in graph.operations:
-        if operation.operation == "head":
-            behind_s += operation.curve.seconds(0.0) * graph.cycles
-        elif operation.resource == "gpu":
+        if operation.resource == "gpu" and operation.operation != "head":
             times = counts[operation.layer] + (sides.get(operation.operation) == operation.layer)
             if times:
                 behind_s += own_s(graph, operation) * times
@@ -150,13 +148,24 @@ def pause_of(graph: StepGraph, classes: Sequence[int], staging: Staging) -> Paus
     )
 
 
+def head_s(graph: StepGraph) -> float:
+    """Seconds of the head of the whole step."""
+    heads = (o.curve.seconds(0.0) for o in graph.operations if o.operation == "head")
+    return sum(heads) * graph.cycles
+
+
+def staging_layers(graph: StepGraph) -> set[int]:
+    """Layers of a graph that may stage tokens."""
+    return {o.layer for o in graph.operations if o.operation == "attend"}
+
+
 def around_head(graph: StepGraph, classes: Sequence[int]) -> tuple[list[int], int, int]:
     """Layers between the last one of a step that may stage tokens and the first one of the next
     step, then these two: each as the layer of the graph that stands for it. Where weights are
-    streamed links load those of the layers between, so that none of these counts.
+    streamed, links load those of the layers between, so that none of these counts.
     """
     of = {classes[layer]: layer for layer in graph.tokens}
-    holding = {o.layer for o in graph.operations if o.operation == "attend"}
+    holding = staging_layers(graph)
     order = [of[each] for each in classes]
     places = [place for place, layer in enumerate(order) if layer in holding]
     if graph.schedule.stream_weights or not places:
@@ -179,7 +188,7 @@ def resident_s(graph: StepGraph, staging: Staging, first: int) -> float:
     """Seconds that any layer with stages attends resident tokens: all that these cannot hold. None
     where the first layer behind the head has no stages.
     """
-    holding = {o.layer for o in graph.operations if o.operation == "attend"}
+    holding = staging_layers(graph)
     if first not in holding or any(o.operation == "send_query" for o in graph.operations):
         return 0.0
     stages = graph.schedule.stages if graph.schedule.axis == "token" else 1
